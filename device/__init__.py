@@ -1,0 +1,1 @@
+"""The device layer: which accelerator is here and what it can do."""

@@ -1,0 +1,1 @@
+"""The mathematics: advantages, policy losses, KL, aggregation, rollout correction. Pure functions of arrays."""

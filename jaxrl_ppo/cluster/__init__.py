@@ -1,0 +1,1 @@
+"""Ray: resource pools, role to worker mapping, worker groups."""

@@ -1,0 +1,1 @@
+"""Prompts from files: rows, chat template, filters, Grain loader, samplers."""

@@ -1,0 +1,1 @@
+"""The Flax decoder, its families, and Hugging Face folders read and written."""

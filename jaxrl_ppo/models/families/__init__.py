@@ -1,0 +1,1 @@
+"""One table per model family: Hugging Face configuration, tensor names and layouts."""

@@ -1,0 +1,1 @@
+"""Generation: the vLLM and JAX engines behind one protocol, and the router over replicas."""

@@ -1,0 +1,1 @@
+"""Typed configuration and the plain records that parts exchange. Imports nothing heavy."""

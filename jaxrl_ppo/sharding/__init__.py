@@ -1,0 +1,1 @@
+"""Meshes and the rules from logical axes to mesh axes."""

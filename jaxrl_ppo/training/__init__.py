@@ -1,0 +1,1 @@
+"""The sharded training step: packed batches, log-probs, the update, checkpoints."""

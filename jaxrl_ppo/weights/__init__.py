@@ -1,0 +1,1 @@
+"""The weight path: export from the sharded trainer, node-local store, receivers."""
