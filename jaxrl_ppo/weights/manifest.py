@@ -45,5 +45,5 @@ class WeightManifest:
                 for name, t in body["tensors"].items()
             }
             return cls(body["version"], str(folder), tensors)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightError(f"{path}: not a readable weight manifest ({error})") from error
