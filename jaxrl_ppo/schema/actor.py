@@ -86,9 +86,6 @@ class FsdpConfig:
 
     param_offload: bool = key(False, "Keep parameters in host memory while they are not in use.")
     optimizer_offload: bool = key(False, "Keep the optimizer's state in host memory between updates.")
-    fsdp_size: int = key(
-        -1, "Devices that share one copy of the weights; -1: all (see mesh.fsdp).", ge=1, or_minus_one=True
-    )
     model_dtype: str = key("fp32", "Data type of the master weights.", choices=("fp32", "float32", "bf16", "bfloat16"))
     dtype: str = key("bfloat16", "Data type of the computation.", choices=("bfloat16", "bf16", "float32", "fp32"))
 

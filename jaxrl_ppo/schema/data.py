@@ -35,8 +35,6 @@ class DataConfig:
     val_max_samples: int = key(-1, "Use so many rows; -1: all.", ge=1, or_minus_one=True)
     prompt_key: str = key("prompt", "Column of the messages.")
     reward_fn_key: str = key("data_source", "Column that tells the reward function which kind of task it is.")
-    image_key: str = key("images", "Column of images.")
-    video_key: str = key("videos", "Column of videos.")
     max_prompt_length: int = key(512, "Prompt tokens at most.", ge=1)
     max_response_length: int = key(512, "Response tokens at most.", ge=1)
     train_batch_size: int = key(1024, "Prompts per step.", ge=1)
