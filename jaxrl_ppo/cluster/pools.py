@@ -1,0 +1,107 @@
+"""Which devices each role gets: resource pools on Ray placement groups, checked against what the cluster has."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+# Virtual CPU devices share their host's cores, so a process on them claims next to nothing of Ray's CPU count.
+CPU_SHARE = 0.01
+
+
+class Role(enum.Enum):
+    """What a worker process does in a run; verl's names."""
+
+    ActorRollout = "actor_rollout"
+    Actor = "actor"
+    Rollout = "rollout"
+    RefPolicy = "ref"
+
+
+class PlacementError(RuntimeError):
+    """The cluster lacks the devices that a pool needs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """A pool of `processes` processes with `devices` devices each; `resource` is Ray's name of the device."""
+
+    name: str
+    processes: int
+    devices: int
+    resource: str
+    keys: str  # the configuration keys that decide its size
+
+    def bundle(self) -> dict[str, float]:
+        """What one process claims from Ray."""
+        if self.resource == "CPU":
+            return {"CPU": CPU_SHARE}
+        return {self.resource: float(self.devices), "CPU": 1.0}
+
+
+class ResourcePoolManager:
+    """Creates the pools' placement groups and hands out where each process goes."""
+
+    def __init__(self, pools: dict[str, PoolSpec], mapping: dict[Role, str]):
+        self.pools = pools
+        self.mapping = mapping
+        self._groups: dict[str, PlacementGroup] = {}
+
+    def pool_of(self, role: Role) -> PoolSpec:
+        """The pool that serves `role`."""
+        return self.pools[self.mapping[role]]
+
+    def check(self, nodes: list[dict[str, Any]]) -> None:
+        """Raise PlacementError unless `nodes` (as `ray.nodes()` gives them) hold every pool at once."""
+        free = [dict(node["Resources"]) for node in nodes if node["Alive"]]
+        for pool in self.pools.values():
+            bundle = pool.bundle()
+            for process in range(pool.processes):
+                fitting = [node for node in free if all(node.get(k, 0.0) >= v for k, v in bundle.items())]
+                if not fitting:
+                    have = {k: sum(n["Resources"].get(k, 0.0) for n in nodes if n["Alive"]) for k in bundle}
+                    raise PlacementError(
+                        f"pool '{pool.name}' needs {pool.processes} process(es) with {bundle} each ({pool.keys}), and "
+                        f"there is no room for process {process}: the cluster has {have} on {len(nodes)} node(s), shared "
+                        f"by the pools {sorted(self.pools)}. Make the pool smaller or add nodes."
+                    )
+                for k, v in bundle.items():
+                    fitting[0][k] -= v
+
+    def create(self, timeout_s: float) -> None:
+        """Reserve every pool. Raises PlacementError when the cluster cannot hold them within `timeout_s`."""
+        self.check(ray.nodes())
+        for pool in self.pools.values():
+            group = placement_group([pool.bundle()] * pool.processes, strategy="PACK", name=pool.name)
+            self._groups[pool.name] = group
+            if not group.wait(timeout_s):
+                raise PlacementError(
+                    f"pool '{pool.name}' ({pool.processes} x {pool.bundle()}, {pool.keys}) was not placed within "
+                    f"{timeout_s:.0f} s: other jobs hold the devices"
+                )
+
+    def options(self, role: Role, process: int) -> dict[str, Any]:
+        """Actor options that put process number `process` of `role` where it belongs."""
+        pool = self.pool_of(role)
+        options: dict[str, Any] = {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=self._groups[pool.name], placement_group_bundle_index=process
+            )
+        }
+        bundle = pool.bundle()
+        options["num_cpus"] = bundle.pop("CPU")
+        if "GPU" in bundle:
+            options["num_gpus"] = bundle.pop("GPU")
+        options["resources"] = bundle
+        return options
+
+    def close(self) -> None:
+        """Give the devices back."""
+        for group in self._groups.values():
+            remove_placement_group(group)
+        self._groups.clear()

@@ -1,0 +1,106 @@
+"""The trainer pool's process: one JAX process of one program, behind a Ray actor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxrl_ppo.schema.config import Config
+    from jaxrl_ppo.schema.records import Batch
+
+PUTS_IN_FLIGHT = 2  # buckets on their way to the stores while the next one leaves the devices
+
+
+@ray.remote(concurrency_groups={"saving": 1})
+class TrainerWorker:
+    """Process `rank` of the trainer pool. Every call but `address` is made on all processes alike, in one order."""
+
+    def __init__(self, config: Config, rank: int, processes: int):
+        if config.trainer.cpu_affinity:
+            os.sched_setaffinity(0, config.trainer.cpu_affinity)  # before JAX counts the cores for its threads
+        self.config, self.rank, self.processes = config, rank, processes
+
+    def address(self) -> str:
+        """A free address on this host, for the processes to find one another."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def start(self, coordinator: str, model_folder: str, total_steps: int, needs_reference: bool) -> None:
+        """Join the JAX program at `coordinator`, build the mesh and load the model."""
+        from jaxrl_ppo.training.distributed import initialize
+        from jaxrl_ppo.training.policy import PolicyTrainer
+
+        initialize(self.config.trainer, coordinator, self.processes, self.rank)
+        import jax
+
+        from jaxrl_ppo.sharding.mesh import make_mesh
+
+        self.trainer = PolicyTrainer(
+            self.config.actor_rollout_ref,
+            self.config.algorithm,
+            model_folder=model_folder,
+            mesh=make_mesh(self.config.actor_rollout_ref.actor.mesh, jax.devices()),
+            total_steps=total_steps,
+            needs_reference=needs_reference,
+            seed=self.config.actor_rollout_ref.actor.data_loader_seed,
+        )
+
+    def version(self) -> int:
+        """Number of actor optimizer steps so far."""
+        return self.trainer.version
+
+    def log_probs(self, batch: Batch) -> np.ndarray:
+        """Log-probs [B, T] under the current weights."""
+        return self.trainer.log_probs(batch)
+
+    def ref_log_probs(self, batch: Batch) -> np.ndarray:
+        """Log-probs [B, T] under the reference weights."""
+        return self.trainer.ref_log_probs(batch)
+
+    def update_actor(self, batch: Batch) -> dict[str, float]:
+        """Every optimizer step of one batch."""
+        return self.trainer.update(batch)
+
+    def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Log-prob of each token after the first, temperature 1."""
+        return self.trainer.score_tokens(token_ids)
+
+    def stage_weights(self, stores: list[Any], bucket_bytes: int) -> int:
+        """Send the current weights to `stores`, bucket by bucket, uncommitted; returns their version."""
+        version = self.trainer.version
+        if self.rank == 0:
+            ray.get([store.begin.remote(version) for store in stores])
+        sending: list[Any] = []
+        for bucket in self.trainer.export(bucket_bytes):
+            if self.rank == 0:
+                shared = ray.put(bucket)
+                sending += [store.put.remote(version, shared) for store in stores]
+                while len(sending) > PUTS_IN_FLIGHT * len(stores):
+                    ray.get(sending.pop(0))
+        ray.get(sending)
+        return version
+
+    def save(self, folder: str) -> None:
+        """Start saving; returns once the next update cannot touch what is saved."""
+        self.trainer.save(folder)
+
+    @ray.method(concurrency_group="saving")
+    def wait_until_saved(self) -> None:
+        """Return when the last save is on disk."""
+        self.trainer.wait_until_saved()
+
+    def restore(self, folder: str) -> None:
+        """Take up the state that `save` wrote."""
+        self.trainer.restore(folder)
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write the current weights as a Hugging Face folder."""
+        self.trainer.save_pretrained(folder)

@@ -1,0 +1,86 @@
+"""From prompts to requests, and from completions to a step's batch. Plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_ppo.rollout.engine import Completion, Request, SamplingParams
+from jaxrl_ppo.schema.records import Batch, Prompt, Sample
+
+TRAINING, VALIDATION = 0, 1  # separate seeds for the two kinds of request
+
+
+def make_requests(
+    prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, seed: int, purpose: int = TRAINING
+) -> list[Request]:
+    """`n` requests for each prompt, samples of one prompt next to one another.
+
+    A request's seed is a function of the run's seed, the prompt's ordinal and the sample's index alone: the same
+    after a resume, on any replica.
+    """
+    return [
+        Request(
+            id=f"{prompt.ordinal}.{index}",
+            prompt_ids=tuple(prompt.token_ids),
+            seed=int(np.random.SeedSequence([seed, purpose, prompt.ordinal, index]).generate_state(1)[0]),
+            sampling=sampling,
+        )
+        for prompt in prompts
+        for index in range(n)
+    ]
+
+
+def make_sample(completion: Completion) -> Sample:
+    """The sample that a completed request stands for; every generated token is the policy's own."""
+    ordinal, index = completion.request_id.split(".")
+    return Sample(
+        ordinal=int(ordinal),
+        index=int(index),
+        response_ids=completion.token_ids,
+        mask=np.ones(len(completion.token_ids), np.float32),
+        log_probs=completion.log_probs,
+        versions=completion.versions,
+        finish_reason=completion.finish_reason,
+    )
+
+
+def padded_length(longest: int, limit: int) -> int:
+    """The smallest power of two from 16 that holds `longest` tokens, at most `limit`: few shapes, few compilations."""
+    return min(limit, max(16, 1 << (max(longest, 1) - 1).bit_length()))
+
+
+def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_length: int) -> Batch:
+    """Columns of one step: samples in the order of their prompts, then of their index; responses right-padded.
+
+    The order does not depend on when samples finished. Every sample must carry its reward.
+    """
+    position = {prompt.ordinal: i for i, prompt in enumerate(prompts)}
+    ordered = sorted(samples, key=lambda s: (position[s.ordinal], s.index))
+    length = padded_length(max((len(s.response_ids) for s in ordered), default=0), response_length)
+
+    def column(values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+        out = np.zeros((len(ordered), length), dtype)
+        for row, value in zip(out, values):
+            row[: len(value)] = value
+        return out
+
+    return Batch(
+        prompts=list(prompts),
+        group=np.array([position[s.ordinal] for s in ordered], np.int32),
+        response_ids=column([s.response_ids for s in ordered], np.int32),
+        response_mask=column([s.mask for s in ordered], np.float32),
+        rollout_log_probs=column([s.log_probs for s in ordered], np.float32),
+        versions=column([s.versions for s in ordered], np.int32),
+        scores=np.array([s.reward for s in ordered], np.float32),
+    )
+
+
+def outcome_rewards(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Token rewards [B, T] float32: each sample's score [B] on its last response token; an empty response gets none."""
+    rewards = np.zeros(mask.shape, np.float32)
+    last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1] > 0, axis=1)
+    answered = mask.any(axis=1)
+    rewards[np.flatnonzero(answered), last[answered]] = scores[answered]
+    return rewards

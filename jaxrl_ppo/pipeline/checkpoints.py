@@ -1,0 +1,101 @@
+"""The run's checkpoints: `global_step_N/` folders, their commit marker, and what the controller keeps in them.
+
+A checkpoint is the trainer's state (`actor/`, written by the trainer pool) and the controller's (`controller.pkl`).
+`COMMITTED` is written last; a folder without it is an accident, is never loaded, and is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+MARKER = "COMMITTED"
+LATEST = "latest_checkpointed_iteration.txt"  # verl's name for it
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be resumed from."""
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Checkpoints:
+    """All checkpoints of one run folder."""
+
+    def __init__(self, root: Path, keep: int | None):
+        """`keep` is how many committed checkpoints stay; None keeps all."""
+        self.root = root
+        self.keep = keep
+
+    def folder(self, step: int) -> Path:
+        """Where the checkpoint of `step` lies."""
+        return self.root / f"global_step_{step}"
+
+    def committed(self) -> list[int]:
+        """Steps that have a committed checkpoint, oldest first."""
+        found = [re.fullmatch(r"global_step_(\d+)", path.parent.name) for path in self.root.glob(f"*/{MARKER}")]
+        return sorted(int(match[1]) for match in found if match)
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for `step`; what an interrupted attempt left there is removed."""
+        folder = self.folder(step)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def commit(self, step: int, controller: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the controller's part, then the marker, then let go of the oldest checkpoints.
+
+        Everything else of the checkpoint must be on disk already. `summary` is for people and tools: small, JSON.
+        """
+        folder = self.folder(step)
+        _write_synced(folder / "controller.pkl", pickle.dumps(controller, protocol=5))
+        _write_synced(folder / MARKER, json.dumps({"step": step, **summary}, indent=1).encode())
+        temporary = self.root / f".{LATEST}"
+        _write_synced(temporary, str(step).encode())
+        temporary.replace(self.root / LATEST)
+        if self.keep:
+            for old in self.committed()[: -self.keep]:
+                (self.folder(old) / MARKER).unlink()  # first, so that a half-deleted folder does not count
+                shutil.rmtree(self.folder(old))
+
+    def sweep(self) -> list[Path]:
+        """Remove folders that were never committed; returns them."""
+        committed = {self.folder(step) for step in self.committed()}
+        leftovers = [path for path in self.root.glob("global_step_*") if path.is_dir() and path not in committed]
+        for path in leftovers:
+            shutil.rmtree(path)
+        return leftovers
+
+    @staticmethod
+    def load(folder: Path) -> dict[str, Any]:
+        """The controller's part of a committed checkpoint. Raises CheckpointError when there is none."""
+        if not (folder / MARKER).is_file():
+            raise CheckpointError(f"{folder} holds no committed checkpoint (no {MARKER} file in it)")
+        with open(folder / "controller.pkl", "rb") as file:
+            return pickle.load(file)
+
+    def to_resume(self, mode: str, path: str | None) -> Path | None:
+        """The checkpoint folder that `trainer.resume_mode` asks for, or None to start afresh.
+
+        `auto` takes the newest committed one, `resume_path` the given one, `disable` none.
+        """
+        if mode == "disable":
+            return None
+        if mode == "resume_path":
+            folder = Path(str(path))
+            if not (folder / MARKER).is_file():
+                raise CheckpointError(f"trainer.resume_from_path={path} holds no committed checkpoint ({MARKER} is missing)")
+            return folder
+        steps = self.committed()
+        return self.folder(steps[-1]) if steps else None

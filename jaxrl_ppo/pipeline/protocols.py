@@ -1,0 +1,119 @@
+"""What the pipeline needs of the other parts. It knows these protocols, never Ray, vLLM or a Flax class."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxrl_ppo.rollout.engine import Completion, Request
+    from jaxrl_ppo.schema.records import Batch, Prompt, Sample
+    from jaxrl_ppo.weights.manifest import WeightManifest
+
+
+class Trainer(Protocol):
+    """The trained policy, and the reference policy where one is needed, on the trainer pool."""
+
+    async def version(self) -> int:
+        """Number of actor optimizer steps so far."""
+        ...
+
+    async def log_probs(self, batch: Batch) -> np.ndarray:
+        """Log-probs [B, T] of the responses under the current weights, float32."""
+        ...
+
+    async def ref_log_probs(self, batch: Batch) -> np.ndarray:
+        """Log-probs [B, T] of the responses under the reference weights, float32."""
+        ...
+
+    async def update_actor(self, batch: Batch) -> dict[str, float]:
+        """All optimizer steps of one batch; returns `actor/*` metrics."""
+        ...
+
+    async def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Log-prob of each token after the first, temperature 1: [len - 1]. The probe of a weight sync."""
+        ...
+
+    async def stage_weights(self) -> WeightManifest:
+        """Export the current weights into every rollout node's store; returns the committed version."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Start saving; returns once the state is safe from the next update."""
+        ...
+
+    async def wait_until_saved(self) -> None:
+        """Return when the save that was started last is on disk."""
+        ...
+
+
+class Rollouts(Protocol):
+    """Every replica of the rollout engine, behind the router."""
+
+    def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Yield completions as they finish, in any order."""
+        ...
+
+    async def load_weights(self, manifest: WeightManifest) -> None:
+        """Return when every replica runs `manifest`'s weights."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[np.ndarray]:
+        """The probe's log-probs from each replica."""
+        ...
+
+
+class Rewards(Protocol):
+    """The reward function behind its worker processes."""
+
+    async def score(self, prompt: Prompt, sample: Sample) -> None:
+        """Fill the sample's `text`, `reward` and `reward_parts`."""
+        ...
+
+    def batch_report(self) -> dict[str, float]:
+        """Metrics of the calls since the last report. Raises when too many of them failed."""
+        ...
+
+
+class Prompts(Protocol):
+    """The stream of training prompts, endless over epochs."""
+
+    def next_batch(self) -> list[Prompt]:
+        """The next `train_batch_size` prompts."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as JSON-able data."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        ...
+
+
+class Observer(Protocol):
+    """Everything a person sees of the run."""
+
+    def span(self, name: str, *, track: str, step: int, **args: Any) -> AbstractContextManager[None]:
+        """Time a phase on the timeline."""
+        ...
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        """One finished step."""
+        ...
+
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        """One finished validation."""
+        ...
+
+    def samples(self, step: int, prompts: Sequence[Prompt], samples: Sequence[Sample], *, validation: bool) -> None:
+        """Responses worth keeping to read."""
+        ...
+
+    def warn(self, message: str) -> None:
+        """Something a person should know that does not end the run."""
+        ...

@@ -1,0 +1,30 @@
+"""Fixtures that several parts share: the quickstart's real model and data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture(scope="session")
+def quickstart() -> Path:
+    """The folder with the quickstart's model and data files; prepared here when `make` has not done so yet."""
+    folder = ROOT / ".quickstart"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, ROOT / "examples/quickstart/prepare.py"], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(quickstart: Path) -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder."""
+    return quickstart / "SmolLM2-135M-Instruct"
