@@ -1,0 +1,59 @@
+"""From rewards and log-probs to advantages: KL in the reward, rollout correction, the estimator. On the controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxrl_ppo.algorithms.advantages import advantage_function, find_advantage
+from jaxrl_ppo.algorithms.advantages.inputs import AdvantageInputs
+from jaxrl_ppo.algorithms.kl import KlController, penalise_rewards
+from jaxrl_ppo.pipeline.batching import outcome_rewards
+from jaxrl_ppo.schema.config import Config
+from jaxrl_ppo.schema.records import Batch
+
+
+class Estimation:
+    """Fills a batch's `token_rewards`, `advantages` and `returns`; holds the KL controller, which a checkpoint keeps."""
+
+    def __init__(self, config: Config):
+        """Raises UserCodeError when the configured estimator is a user's and cannot be loaded."""
+        self.algorithm = config.algorithm
+        self._advantage = advantage_function(find_advantage(config.algorithm.adv_estimator), config.algorithm)
+        self._controller = KlController(config.algorithm.kl_ctrl)
+        self.needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+
+    def estimate(self, batch: Batch) -> dict[str, float]:
+        """Compute the batch's advantages. Needs its scores, old log-probs and, with a KL term, reference log-probs."""
+        metrics: dict[str, float] = {}
+        mask = batch.response_mask
+        rewards = outcome_rewards(batch.scores, mask)
+        assert batch.old_log_probs is not None
+        if self.algorithm.use_kl_in_reward:
+            assert batch.ref_log_probs is not None
+            coefficient = self._controller.coefficient
+            rewards, kl = penalise_rewards(
+                rewards, batch.old_log_probs, batch.ref_log_probs, mask, coefficient, self.algorithm.kl_penalty
+            )
+            self._controller.update(kl, len(mask))
+            metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": coefficient}
+        batch.token_rewards = np.asarray(rewards, np.float32)
+        batch.advantages, batch.returns = self._advantage(
+            AdvantageInputs(
+                token_rewards=batch.token_rewards,
+                mask=mask,
+                group=batch.group,
+                values=batch.values,
+                old_log_probs=batch.old_log_probs,
+            )
+        )
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return self._controller.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self._controller.restore(state)
