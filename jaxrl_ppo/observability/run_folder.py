@@ -1,0 +1,84 @@
+"""The run folder at `trainer.default_local_dir`: configuration, metrics per step, timeline, samples."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_ppo.observability.files import json_line, read_json_lines, write_atomically
+
+PREVIOUS = "previous"
+
+
+class RunFolder:
+    """One run's files. Checkpoints (`global_step_N/`) lie beside them and are not touched here.
+
+    Call `start` once before anything is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.timeline = self.path / "timeline.json"
+        self.samples = self.path / "samples"
+        self._last_step: int | None = None
+
+    def start(self, *, config_yaml: str, resume_step: int | None) -> None:
+        """Make the folder ready for a run whose next step is `resume_step` + 1.
+
+        With a step, whatever a killed process wrote about later steps is dropped, so that no step appears twice. With
+        None the run starts from nothing: an older run's files move to `previous/` (one generation is kept).
+
+        Raises OSError naming the folder when it cannot be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"trainer.default_local_dir={self.path}: cannot be made ({error.strerror})") from error
+        if resume_step is None:
+            self._set_aside()
+        else:
+            self._drop_after(resume_step)
+        self.samples.mkdir(exist_ok=True)
+        write_atomically(self.config, config_yaml)
+
+    def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add one step's metrics; a step that is already there is merged with them, the newer value winning.
+
+        Values that are not finite are written as null. The line has reached the operating system when this returns,
+        so a killed process loses nothing.
+        """
+        row = {"step": step, **metrics, "step": step}  # noqa: F601 - first in the line, and no metric can change it
+        if self._last_step is not None and step <= self._last_step:
+            rows = {old["step"]: old for old in read_json_lines(self.metrics)}
+            rows[step] = {**rows.get(step, {}), **row}
+            write_atomically(self.metrics, "".join(json_line(rows[number]) for number in sorted(rows)))
+            return
+        with self.metrics.open("ab") as file:
+            file.write(json_line(row).encode())
+        self._last_step = step
+
+    def _drop_after(self, step: int) -> None:
+        rows = [row for row in read_json_lines(self.metrics) if row["step"] <= step]
+        if rows or self.metrics.exists():
+            write_atomically(self.metrics, "".join(map(json_line, rows)))
+        self._last_step = rows[-1]["step"] if rows else None
+
+    def _set_aside(self) -> None:
+        old = [path for path in (self.config, self.metrics, self.timeline, self.samples) if path.exists()]
+        old += self.path.glob("timeline-*.json")
+        if not any(path.exists() for path in (self.metrics, self.timeline)):
+            return
+        previous = self.path / PREVIOUS
+        shutil.rmtree(previous, ignore_errors=True)
+        previous.mkdir()
+        for path in old:
+            path.rename(previous / path.name)
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The metrics of the run in folder `path`, one dict a step, in order; [] when it has none yet."""
+    return read_json_lines(RunFolder(path).metrics)
