@@ -1,0 +1,98 @@
+"""The decoder as a Flax NNX module: stacked layers, scanned, over packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_ppo.models.architecture import DecoderConfig
+from jaxrl_ppo.models.attention import attend, packed_mask
+from jaxrl_ppo.models.layers import decoder_layer, rms_norm
+from jaxrl_ppo.models.parameters import nest, parameter_specs
+from jaxrl_ppo.models.rope import rope_angles
+
+# What the backward pass of a layer keeps: everything, only its input, or the results of its projections.
+REMAT_POLICIES: dict[str, Callable[..., bool]] = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+ATTENTION_KERNELS = {"xla": attend}
+
+
+class Decoder(nnx.Module):
+    """A causal language model up to its final norm, with the head's kernel beside it.
+
+    `param_dtype` is what parameters are stored in, `dtype` what the forward pass computes in (norms and softmax
+    always in float32). `remat` is "none", "full" or "dots". Every nnx.Param carries `logical_axes`, a name per axis.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = jnp.float32,
+        remat: str = "none",
+        attention: str = "xla",
+    ):
+        if attention not in ATTENTION_KERNELS:
+            raise ValueError(f"attention {attention!r} is not known; use {', '.join(ATTENTION_KERNELS)}")
+        if remat != "none" and remat not in REMAT_POLICIES:
+            raise ValueError(f"remat {remat!r} is not known; use none, {', '.join(REMAT_POLICIES)}")
+        self.config = config
+        self.dtype = dtype
+        self.remat = remat
+        self.attention = attention
+        tree = nest(
+            {
+                path: nnx.Param(spec.initializer(rngs.params(), spec.shape, param_dtype), logical_axes=spec.axes)
+                for path, spec in parameter_specs(config).items()
+            }
+        )
+        for name, branch in tree.items():
+            setattr(self, name, _modules(branch))
+
+    def hidden(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        branch_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """Hidden states after the final norm, [R, S, D] in `dtype`, of packed rows; all arguments int [R, S].
+
+        Token i sees token j iff j <= i, their segments are equal and not 0, and, with `branch_ids`, j's branch is 0
+        (the shared prompt) or i's own.
+        """
+        config = self.config
+        params = nnx.to_pure_dict(nnx.state(self, nnx.Param))
+        kernel = ATTENTION_KERNELS[self.attention]
+        mask = packed_mask(segment_ids, branch_ids)
+        cos, sin = rope_angles(positions, config.rope, config.head_dim)
+        x = params["embed"]["embedding"].astype(self.dtype)[tokens]
+
+        def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            return kernel(query, key, value, mask, config.query_scale)
+
+        def layer(x: jax.Array, layer_params: dict[str, Any]) -> tuple[jax.Array, None]:
+            return decoder_layer(x, layer_params, config, cos, sin, attention), None
+
+        if self.remat != "none":
+            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+        x, _ = jax.lax.scan(layer, x, params["layers"])
+        return rms_norm(x, params["final_norm"], config.norm_eps)
+
+    def head(self) -> jax.Array:
+        """The [D, V] kernel that turns hidden states into logits, in `dtype`; tied models share the embedding."""
+        if self.config.tie_embeddings:
+            return self.embed["embedding"][...].astype(self.dtype).T
+        return self.lm_head["kernel"][...].astype(self.dtype)
+
+
+def _modules(branch: dict[str, Any]) -> nnx.Dict:
+    return nnx.Dict({key: _modules(value) if isinstance(value, dict) else value for key, value in branch.items()})
