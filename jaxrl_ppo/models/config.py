@@ -30,9 +30,8 @@ def load_decoder_config(folder: str | Path) -> DecoderConfig:
     raw = _read_json(folder / "config.json")
     model_type = raw.get("model_type")
     if model_type not in FAMILIES:
-        raise ModelFolderError(
-            f"{folder / 'config.json'}: model_type {model_type!r} is not supported; known: {', '.join(sorted(FAMILIES))}"
-        )
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelFolderError(f"{folder / 'config.json'}: model_type {model_type!r} is not supported; known: {known}")
     try:
         config = FAMILIES[model_type].read(raw)
     except KeyError as error:

@@ -54,8 +54,11 @@ class Decoder(nnx.Module):
                 for path, spec in parameter_specs(config).items()
             }
         )
-        for name, branch in tree.items():
-            setattr(self, name, _modules(branch))
+        self.embed = _modules(tree["embed"])
+        self.layers = _modules(tree["layers"])
+        self.final_norm = _modules(tree["final_norm"])
+        if not config.tie_embeddings:
+            self.lm_head = _modules(tree["lm_head"])
 
     def hidden(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -127,19 +128,17 @@ def load_params(
         sharding = shards.get(path, default)
         sharding = sharding.get_value() if isinstance(sharding, nnx.Variable) else sharding
 
-        def read(where: tuple[slice, ...], path: str = path) -> np.ndarray:
-            return read_block(checkpoint, entries[path], parameter_specs(config)[path].shape, where, dtype)
-
+        read = functools.partial(_read_block, checkpoint, entries[path], spec.shape, dtype)
         flat[path] = jax.make_array_from_callback(spec.shape, sharding, read)
     return to_state(flat, config)
 
 
-def read_block(
+def _read_block(
     checkpoint: Checkpoint,
     entries: dict[tuple[int, ...], TensorEntry],
     shape: tuple[int, ...],
-    where: tuple[slice, ...],
     dtype: Any,
+    where: tuple[slice, ...],
 ) -> np.ndarray:
     """The part `where` of a stacked parameter of full `shape`, put together from its tensors."""
     bounds = [axis.indices(size)[:2] for axis, size in zip(where, shape)]

@@ -13,8 +13,6 @@ from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.families import FAMILIES
 from jaxrl_ppo.models.parameters import parameter_specs
 
-ArrayT = TypeVar("ArrayT", bound=np.ndarray)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorEntry:

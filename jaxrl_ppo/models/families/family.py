@@ -72,23 +72,23 @@ def read_common(raw: dict[str, Any], **overrides: Any) -> DecoderConfig:
     if activation != "silu":
         raise ValueError(f"hidden_act {activation!r} is not supported for {raw['model_type']}; known: silu")
     num_heads = raw["num_attention_heads"]
-    fields: dict[str, Any] = dict(
-        model_type=raw["model_type"],
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_layers=raw["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // num_heads,
-        max_positions=raw["max_position_embeddings"],
-        norm_eps=raw["rms_norm_eps"],
-        rope=read_rope(raw),
-        tie_embeddings=raw.get("tie_word_embeddings", False),
-        eos_token_ids=token_ids(raw.get("eos_token_id")),
-        bos_token_id=raw.get("bos_token_id"),
-        pad_token_id=raw.get("pad_token_id"),
-    )
+    fields: dict[str, Any] = {
+        "model_type": raw["model_type"],
+        "vocab_size": raw["vocab_size"],
+        "hidden_size": raw["hidden_size"],
+        "intermediate_size": raw["intermediate_size"],
+        "num_layers": raw["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
+        "head_dim": raw.get("head_dim") or raw["hidden_size"] // num_heads,
+        "max_positions": raw["max_position_embeddings"],
+        "norm_eps": raw["rms_norm_eps"],
+        "rope": read_rope(raw),
+        "tie_embeddings": raw.get("tie_word_embeddings", False),
+        "eos_token_ids": token_ids(raw.get("eos_token_id")),
+        "bos_token_id": raw.get("bos_token_id"),
+        "pad_token_id": raw.get("pad_token_id"),
+    }
     return DecoderConfig(**{**fields, **overrides})
 
 
