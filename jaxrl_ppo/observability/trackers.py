@@ -163,9 +163,10 @@ class TensorBoard:
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._event = Event
+        self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(os.environ.get("TENSORBOARD_DIR", str(run.folder / "tensorboard")))
         if run.resume_step is not None:
             # Tells TensorBoard to forget what a killed process logged about later steps.
@@ -174,16 +175,8 @@ class TensorBoard:
         self._text("config", f"```json\n{json.dumps(plain(run.config), indent=2)}\n```", run.resume_step or 0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-
-        summary = None
-        for name, value in metrics.items():
-            part = scalar_pb(name, value)
-            if summary is None:
-                summary = part
-            else:
-                summary.MergeFrom(part)
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
         self._writer.flush()
 
     def log_generations(self, generations: Sequence[Generation], step: int) -> None:

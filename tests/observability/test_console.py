@@ -1,0 +1,72 @@
+"""What a person reads: step lines, validation, faults, summary, with and without a terminal."""
+
+import io
+
+from jaxrl_ppo.observability.console import Console
+
+METRICS = {
+    "critic/score/mean": 0.4375,
+    "response_length/mean": 31.6,
+    "actor/ppo_kl": -0.00012,
+    "actor/grad_norm": 1.234,
+    "training/staleness": 1.0,
+    "timing_s/step": 12.34,
+    "timing_s/gen": 7.0,
+    "timing_s/update_actor": 4.0,
+    "timing_s/old_log_prob": 1.5,
+    "timing_s/update_weights": 0.3,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    out = io.StringIO()
+    with Console(total_steps=20, stream=out) as console:
+        console.phase("generating")
+        console.step(9, METRICS)
+        console.validation(10, {"val-core/sums/acc/mean@1": 0.71875, "val-aux/sums/reward/std@1": 0.3})
+        console.warning("tracker wandb failed")
+        console.fault("replica 1 died: [not markup]")
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith(
+        "step  9/20  reward 0.438  length 32  kl -1.2e-04  grad 1.23  stale 1  12.3 s (gen 7.0, train 5.5, sync 0.3)"
+    )
+    assert "left 0:" in lines[0]
+    assert lines[1] == "validation at step 10: sums/acc/mean@1 0.719"
+    assert lines[2:] == ["warning: tracker wandb failed", "fault: replica 1 died: [not markup]"]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_bar_on_a_terminal():
+    out = Terminal()
+    with Console(total_steps=4, start_step=1, stream=out) as console:
+        console.phase("generating")
+        console.step(2, METRICS)
+    assert "2/4" in out.getvalue()
+    assert "generating" in out.getvalue()
+    assert "reward 0.438" in out.getvalue()
+
+
+def test_without_console_in_the_logger_only_what_matters_is_said():
+    out = io.StringIO()
+    with Console(total_steps=4, steps=False, stream=out) as console:
+        console.step(1, METRICS)
+        console.fault("replica 0 died")
+    assert out.getvalue() == "fault: replica 0 died\n"
+
+
+def test_summary_names_the_change_and_the_folder():
+    out = io.StringIO()
+    with Console(total_steps=4, stream=out) as console:
+        console.summary(
+            before={"val-core/sums/acc/mean@1": 0.42},
+            after={"val-core/sums/acc/mean@1": 0.78, "val-core/new/acc/mean@1": 0.1},
+            folder="checkpoints/p/e",
+        )
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "sums/acc/mean@1: 0.420 before, 0.780 after training"
+    assert lines[1].endswith("checkpoints/p/e")
