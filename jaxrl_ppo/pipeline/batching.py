@@ -51,29 +51,31 @@ def padded_length(longest: int, limit: int) -> int:
     return min(limit, max(16, 1 << (max(longest, 1) - 1).bit_length()))
 
 
-def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_length: int) -> Batch:
-    """Columns of one step: samples in the order of their prompts, then of their index; responses right-padded.
-
-    The order does not depend on when samples finished. Every sample must carry its reward.
-    """
+def ordered(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+    """The samples in the order of their prompts, then of their index, whenever each of them finished."""
     position = {prompt.ordinal: i for i, prompt in enumerate(prompts)}
-    ordered = sorted(samples, key=lambda s: (position[s.ordinal], s.index))
-    length = padded_length(max((len(s.response_ids) for s in ordered), default=0), response_length)
+    return sorted(samples, key=lambda sample: (position[sample.ordinal], sample.index))
+
+
+def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_length: int) -> Batch:
+    """`samples`, in the order of `ordered` and each with its reward, as columns; responses right-padded."""
+    position = {prompt.ordinal: i for i, prompt in enumerate(prompts)}
+    length = padded_length(max((len(s.response_ids) for s in samples), default=0), response_length)
 
     def column(values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        out = np.zeros((len(ordered), length), dtype)
+        out = np.zeros((len(samples), length), dtype)
         for row, value in zip(out, values):
             row[: len(value)] = value
         return out
 
     return Batch(
         prompts=list(prompts),
-        group=np.array([position[s.ordinal] for s in ordered], np.int32),
-        response_ids=column([s.response_ids for s in ordered], np.int32),
-        response_mask=column([s.mask for s in ordered], np.float32),
-        rollout_log_probs=column([s.log_probs for s in ordered], np.float32),
-        versions=column([s.versions for s in ordered], np.int32),
-        scores=np.array([s.reward for s in ordered], np.float32),
+        group=np.array([position[s.ordinal] for s in samples], np.int32),
+        response_ids=column([s.response_ids for s in samples], np.int32),
+        response_mask=column([s.mask for s in samples], np.float32),
+        rollout_log_probs=column([s.log_probs for s in samples], np.float32),
+        versions=column([s.versions for s in samples], np.int32),
+        scores=np.array([s.reward for s in samples], np.float32),
     )
 
 

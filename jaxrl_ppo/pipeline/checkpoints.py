@@ -6,7 +6,6 @@ A checkpoint is the trainer's state (`actor/`, written by the trainer pool) and 
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -53,14 +52,14 @@ class Checkpoints:
         folder.mkdir(parents=True)
         return folder
 
-    def commit(self, step: int, controller: dict[str, Any], summary: dict[str, Any]) -> None:
+    def commit(self, step: int, controller: dict[str, Any]) -> None:
         """Write the controller's part, then the marker, then let go of the oldest checkpoints.
 
-        Everything else of the checkpoint must be on disk already. `summary` is for people and tools: small, JSON.
+        Everything else of the checkpoint must be on disk already.
         """
         folder = self.folder(step)
         _write_synced(folder / "controller.pkl", pickle.dumps(controller, protocol=5))
-        _write_synced(folder / MARKER, json.dumps({"step": step, **summary}, indent=1).encode())
+        _write_synced(folder / MARKER, str(step).encode())
         temporary = self.root / f".{LATEST}"
         _write_synced(temporary, str(step).encode())
         temporary.replace(self.root / LATEST)

@@ -9,7 +9,7 @@ async def fit(run: Run) -> None:
     """Run every remaining step; verl's `one_step_off_policy/main_ppo`."""
     await run.sync_weights()
     await run.validate_before()
-    pending = run.pending_batch() or run.start_generating(run.step + 1)
+    pending = run.restored_batch() or run.start_generating(run.step + 1)
     for step in run.remaining_steps():
         batch = await pending
         await run.sync_weights()  # the weights of update step - 1: staged already, the pause is only the load

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 class Trainer(Protocol):
     """The trained policy, and the reference policy where one is needed, on the trainer pool."""
 
-    async def version(self) -> int:
-        """Number of actor optimizer steps so far."""
-        ...
-
     async def log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probs [B, T] of the responses under the current weights, float32."""
         ...
@@ -32,10 +28,6 @@ class Trainer(Protocol):
 
     async def update_actor(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of one batch; returns `actor/*` metrics."""
-        ...
-
-    async def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Log-prob of each token after the first, temperature 1: [len - 1]. The probe of a weight sync."""
         ...
 
     async def stage_weights(self) -> WeightManifest:
@@ -60,10 +52,6 @@ class Rollouts(Protocol):
 
     async def load_weights(self, manifest: WeightManifest) -> None:
         """Return when every replica runs `manifest`'s weights."""
-        ...
-
-    async def score(self, token_ids: Sequence[int]) -> list[np.ndarray]:
-        """The probe's log-probs from each replica."""
         ...
 
 
@@ -102,16 +90,18 @@ class Observer(Protocol):
         """Time a phase on the timeline."""
         ...
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One finished step."""
         ...
 
-    def validation(self, step: int, metrics: dict[str, float]) -> None:
-        """One finished validation."""
+    def validation(
+        self, step: int, prompts: Sequence[Prompt], samples: Sequence[Sample], metrics: Mapping[str, float]
+    ) -> None:
+        """One finished validation; `prompts[i]` is the question of `samples[i]`."""
         ...
 
-    def samples(self, step: int, prompts: Sequence[Prompt], samples: Sequence[Sample], *, validation: bool) -> None:
-        """Responses worth keeping to read."""
+    def rollout(self, step: int, batch: Batch, samples: Sequence[Sample]) -> None:
+        """The samples that a step trained on, in the order of the batch's rows."""
         ...
 
     def warn(self, message: str) -> None:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxrl_ppo.pipeline.batching import TRAINING, VALIDATION, make_batch, make_requests, make_sample
+from jaxrl_ppo.observability.metrics import batch_metrics, time_metrics
+from jaxrl_ppo.pipeline.batching import TRAINING, VALIDATION, make_batch, make_requests, make_sample, ordered
 from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 from jaxrl_ppo.pipeline.estimation import Estimation
-from jaxrl_ppo.pipeline.measures import step_metrics, validation_metrics
+from jaxrl_ppo.pipeline.measures import validation_scores
 from jaxrl_ppo.pipeline.protocols import Observer, Prompts, Rewards, Rollouts, Trainer
-from jaxrl_ppo.rollout.engine import SamplingParams
-from jaxrl_ppo.rollout.probe import check_probe
+from jaxrl_ppo.rollout.engine import Request, SamplingParams
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.records import Batch, Prompt, Sample
+from jaxrl_ppo.weights.manifest import WeightManifest
+
+
+VERSIONS_REMEMBERED = 64  # weight versions whose step is known, for the staleness of samples
+VALIDATION_STEP = -1  # where the timings of a validation's generation go, which are not a training step's
+
+
+@dataclasses.dataclass(slots=True)
+class Generated:
+    """A batch as it comes from generation and reward; `samples` are its rows, in the same order."""
+
+    batch: Batch
+    samples: list[Sample]
+    metrics: dict[str, float]
 
 
 class Run:
@@ -35,31 +48,34 @@ class Run:
         prompts: Prompts,
         validation_prompts: Sequence[Prompt],
         total_steps: int,
-        steps_per_epoch: int,
+        devices: int,
         checkpoints: Checkpoints,
         observer: Observer,
     ):
+        """`devices` counts the accelerators of all pools. Raises UserCodeError for a user's estimator that is broken."""
         self.config = config
         self.trainer, self.rollouts, self.rewards, self.prompts = trainer, rollouts, rewards, prompts
         self.validation_prompts = validation_prompts
-        self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
+        self.total_steps, self.devices = total_steps, devices
         self.checkpoints, self.observer = checkpoints, observer
         self.estimation = Estimation(config)
         self.step = 0
+        self._staged: WeightManifest | None = None
         self._loaded_version: int | None = None
-        self._previous_probe: np.ndarray | None = None
-        self._step_of_version: dict[int, int] = {}
-        self._restored_batch: Batch | None = None
+        self._step_of_version: dict[int, int] = {}  # after which step each weight version came to be
+        self._restored: Generated | None = None
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._commit: asyncio.Task[None] | None = None
-        self._finished_at = time.time()
+        self._seconds: dict[int, dict[str, float]] = defaultdict(dict)
+        self._trained: Batch | None = None
+        self._generating: set[asyncio.Task[Generated]] = set()
+        self._committing: asyncio.Task[None] | None = None
+        self._began = time.time()
 
     # Progress
 
     def remaining_steps(self) -> Iterator[int]:
         """Every step that is still to be done."""
-        self._finished_at = time.time()
+        self._began = time.time()
         yield from range(self.step + 1, self.total_steps + 1)
 
     def validates_at(self, step: int) -> bool:
@@ -75,139 +91,131 @@ class Run:
     def finish(self, step: int) -> None:
         """Record the step's metrics; nothing of it is left to do."""
         now = time.time()
-        metrics = self._metrics.pop(step)
-        metrics["timing_s/step"] = now - self._finished_at
-        self._finished_at = now
+        seconds = self._seconds.pop(step) | {"step": now - self._began}
+        self._began = now
         self.step = step
+        assert self._trained is not None
+        metrics = self._metrics.pop(step) | time_metrics(seconds, self._trained, devices=self.devices)
         self.observer.step(step, metrics)
 
     async def close(self) -> None:
-        """Wait for the last checkpoint to be committed, and stop what is still running."""
-        if self._commit is not None:
-            await self._commit
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Wait until the last checkpoint is committed, and stop generating."""
+        try:
+            if self._committing is not None:
+                await self._committing
+        finally:
+            for task in self._generating:
+                task.cancel()
+            await asyncio.gather(*self._generating, return_exceptions=True)
 
     @contextlib.contextmanager
-    def _phase(self, name: str, track: str, step: int) -> Iterator[None]:
+    def _phase(self, name: str, step: int, track: str | None = None) -> Iterator[None]:
+        """Time a phase: `timing_s/<name>` of the step, and a span on its track of the timeline."""
         begin = time.time()
-        with self.observer.span(name, track=track, step=step):
+        with self.observer.span(name, track=track or name, step=step):
             yield
-        key = f"timing_s/{name}"
-        self._metrics[step][key] = self._metrics[step].get(key, 0.0) + time.time() - begin
+        self._seconds[step][name] = self._seconds[step].get(name, 0.0) + time.time() - begin
 
     # Generation and reward
 
-    def start_generating(self, step: int) -> asyncio.Task[Batch]:
-        """Take the next prompts and generate the batch of `step` from them in the background."""
-        task = asyncio.create_task(self._generate(step, self.prompts.next_batch()))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def start_generating(self, step: int) -> asyncio.Task[Generated]:
+        """Take the next prompts, and generate the batch of `step` from them in the background."""
+        task = asyncio.create_task(self._generate(step, self.prompts.next_batch()), name=f"generate step {step}")
+        self._generating.add(task)
+        task.add_done_callback(self._generating.discard)
         return task
 
-    async def generate(self, step: int) -> Batch:
-        """The batch of `step`: its samples with their rewards."""
-        return await self.start_generating(step)
-
-    def pending_batch(self) -> asyncio.Future[Batch] | None:
-        """The batch that had been generated when the checkpoint was taken, if the run resumed from one."""
-        if self._restored_batch is None:
+    def restored_batch(self) -> asyncio.Future[Generated] | None:
+        """The batch that was pending when the checkpoint was taken that the run resumed from, if any."""
+        if self._restored is None:
             return None
-        future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
-        future.set_result(self._restored_batch)
-        self._restored_batch = None
+        future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
+        future.set_result(self._restored)
+        self._restored = None
         return future
 
-    async def _generate(self, step: int, prompts: list[Prompt]) -> Batch:
+    async def _generate(self, step: int, prompts: list[Prompt]) -> Generated:
         rollout = self.config.actor_rollout_ref.rollout
-        greedy = not rollout.do_sample
         sampling = SamplingParams(
             max_new_tokens=rollout.response_length,
-            temperature=0.0 if greedy else rollout.temperature,
+            temperature=rollout.temperature if rollout.do_sample else 0.0,
             top_k=rollout.top_k,
             top_p=rollout.top_p,
             ignore_eos=rollout.ignore_eos,
         )
         requests = make_requests(prompts, rollout.n, sampling, seed=rollout.seed, purpose=TRAINING)
-        samples = await self._sample(step, prompts, requests)
-        self._metrics[step] |= self.rewards.batch_report()
-        self.observer.samples(step, prompts, samples, validation=False)
-        return make_batch(prompts, samples, rollout.response_length)
+        samples = ordered(prompts, await self._sample(step, prompts, requests))
+        return Generated(
+            make_batch(prompts, samples, rollout.response_length), samples, self.rewards.batch_report()
+        )
 
-    async def _sample(self, step: int, prompts: Sequence[Prompt], requests: Sequence[Any]) -> list[Sample]:
+    async def _sample(self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request]) -> list[Sample]:
         """Generate, and score each sample as soon as it is there."""
         by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
         samples: list[Sample] = []
-        async with asyncio.TaskGroup() as scoring:
-            with self._phase("gen", "generation", step):
+        async with asyncio.TaskGroup() as group:
+            scoring: list[asyncio.Task[None]] = []
+            with self._phase("gen", step, "generation"):
                 async for completion in self.rollouts.generate(requests):
                     sample = make_sample(completion)
                     samples.append(sample)
-                    scoring.create_task(self.rewards.score(by_ordinal[sample.ordinal], sample))
-            rewarding = time.time()
-        # what the reward function still took after the last token
-        self._metrics[step]["timing_s/reward"] = time.time() - rewarding
+                    scoring.append(group.create_task(self.rewards.score(by_ordinal[sample.ordinal], sample)))
+            with self._phase("reward", step):  # what it still takes after the last token
+                await asyncio.gather(*scoring)
         return samples
 
     # Training
 
-    async def train(self, step: int, batch: Batch) -> None:
-        """Everything between the rewards and the next weights, whose bytes are staged for the rollout at the end."""
-        config = self.config
+    async def train(self, step: int, generated: Generated) -> None:
+        """Everything from the rewards to the next weights, whose bytes are staged for the rollouts at the end."""
+        batch = generated.batch
         metrics = self._metrics[step]
+        metrics |= generated.metrics
+        metrics["training/global_step"] = step
         metrics["training/staleness"] = self._staleness(step, batch)
-        metrics["training/epoch"] = (step - 1) / self.steps_per_epoch
-        if config.algorithm.rollout_correction.bypass_mode:
+        if self.config.algorithm.rollout_correction.bypass_mode:
             batch.old_log_probs = batch.rollout_log_probs
         else:
-            with self._phase("old_log_prob", "trainer", step):
+            with self._phase("old_log_prob", step):
                 batch.old_log_probs = await self.trainer.log_probs(batch)
         if self.estimation.needs_reference:
-            with self._phase("ref", "trainer", step):
+            with self._phase("ref", step):
                 batch.ref_log_probs = await self.trainer.ref_log_probs(batch)
-        with self._phase("adv", "trainer", step):
+        with self._phase("adv", step, "advantage"):
             metrics |= await asyncio.to_thread(self.estimation.estimate, batch)
-        with self._phase("update_actor", "trainer", step):
+        with self._phase("update_actor", step):
             metrics |= await self.trainer.update_actor(batch)
-        metrics |= step_metrics(batch, config)
-        with self._phase("stage_weights", "weight_sync", step):
-            self._staged = await self.trainer.stage_weights()
-        self._step_of_version[self._staged.version] = step
+        with self._phase("stage_weights", step, "weight_sync"):
+            await self._stage(step)
+        data = self.config.data
+        metrics |= batch_metrics(
+            batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
+        )
+        self.observer.rollout(step, batch, generated.samples)
+        self._trained = batch
 
     def _staleness(self, step: int, batch: Batch) -> float:
-        """Largest number of updates between the weights that wrote a token and those that it now trains."""
+        """The largest number of updates between the weights that wrote a token and those that it now trains."""
         versions = batch.versions[batch.response_mask > 0]
-        oldest = int(versions.min()) if versions.size else max(self._step_of_version)
-        return float(step - 1 - self._step_of_version[oldest])
+        written_after = self._step_of_version[int(versions.min())] if versions.size else step - 1
+        return float(step - 1 - written_after)
 
     # Weights
 
+    async def _stage(self, step: int) -> WeightManifest:
+        self._staged = await self.trainer.stage_weights()
+        self._step_of_version.setdefault(self._staged.version, step)
+        for version in sorted(self._step_of_version)[:-VERSIONS_REMEMBERED]:
+            del self._step_of_version[version]
+        return self._staged
+
     async def sync_weights(self) -> None:
-        """Bring every replica to the newest weights, and see that it runs them. Free when it does already."""
-        if not self._step_of_version:  # nothing trained in this process yet: fresh start or resume
-            self._staged = await self.trainer.stage_weights()
-            self._step_of_version[self._staged.version] = self.step
-        manifest = self._staged
-        if manifest.version == self._loaded_version:
-            return
-        with self._phase("update_weights", "weight_sync", self.step + 1):
-            await self.rollouts.load_weights(manifest)
-            await self._probe(manifest.version)
-        self._loaded_version = manifest.version
-
-    async def _probe(self, version: int) -> None:
-        probe = self.probe_tokens()
-        expected, *measured = await asyncio.gather(self.trainer.score_tokens(probe), self.rollouts.score(probe))
-        metrics = check_probe(
-            expected, measured[0], previous=self._previous_probe, version=version, dtype=self.config.actor_rollout_ref.rollout.dtype
-        )
-        self._metrics[self.step + 1] |= metrics
-        self._previous_probe = expected
-
-    def probe_tokens(self) -> list[int]:
-        """A prompt of the data, the same in every process and after a resume: what weight syncs are checked with."""
-        return list(self.probe)
+        """Bring every replica to the newest weights; free when it runs them already."""
+        manifest = self._staged or await self._stage(self.step)  # nothing staged yet: a fresh start, or a resume
+        if manifest.version != self._loaded_version:
+            with self._phase("update_weights", self.step + 1, "weight_sync"):
+                await self.rollouts.load_weights(manifest)
+            self._loaded_version = manifest.version
 
     # Validation
 
@@ -216,8 +224,8 @@ class Run:
         if self.config.trainer.val_before_train and self.validation_prompts:
             await self.validate(self.step)
 
-    async def validate(self, step: int) -> dict[str, float]:
-        """Score the current weights on the validation prompts."""
+    async def validate(self, step: int) -> None:
+        """Score the weights that the replicas run on the validation prompts."""
         rollout = self.config.actor_rollout_ref.rollout
         kwargs = rollout.val_kwargs
         sampling = SamplingParams(
@@ -227,48 +235,51 @@ class Run:
             top_p=kwargs.top_p,
             ignore_eos=rollout.ignore_eos,
         )
-        requests = make_requests(self.validation_prompts, kwargs.n, sampling, seed=rollout.seed, purpose=VALIDATION)
-        with self._phase("testing", "validation", step):
-            samples = await self._sample(step, self.validation_prompts, requests)
-        metrics = validation_metrics(self.validation_prompts, samples)
-        self.observer.samples(step, self.validation_prompts, samples, validation=True)
-        self.observer.validation(step, metrics)
-        self._metrics[step] |= metrics
-        return metrics
+        prompts = self.validation_prompts
+        requests = make_requests(prompts, kwargs.n, sampling, seed=rollout.seed, purpose=VALIDATION)
+        with self._phase("testing", step, "validation"):
+            samples = ordered(prompts, await self._sample(VALIDATION_STEP, prompts, requests))
+        by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
+        asked = [by_ordinal[sample.ordinal] for sample in samples]
+        metrics = validation_scores(asked, samples) | self.rewards.batch_report()
+        self.observer.validation(step, asked, samples, metrics)
+        if step > self.step:
+            self._metrics[step] |= metrics
 
     # Checkpoints
 
-    async def checkpoint(self, step: int, pending: asyncio.Future[Batch] | None = None) -> None:
+    async def checkpoint(self, step: int, pending: asyncio.Future[Generated] | None = None) -> None:
         """Start a checkpoint of everything up to `step`; it commits once the state and the pending batch have landed.
 
         The prompt stream is saved as of the first prompt that is in neither a trained batch nor the pending one.
         """
-        if self._commit is not None:
-            await self._commit
+        if self._committing is not None:
+            await self._committing
         folder = self.checkpoints.begin(step)
         controller = {
             "step": step,
             "prompts": self.prompts.state(),
             "estimation": self.estimation.state(),
             "step_of_version": dict(self._step_of_version),
+            "pending": None,
         }
-        with self._phase("save_checkpoint", "checkpoint", step):
+        with self._phase("save_checkpoint", step, "checkpoint"):
             await self.trainer.save(folder / "actor")
-        self._commit = asyncio.create_task(self._commit_checkpoint(step, controller, pending))
+        if step == self.total_steps:
+            pending = None
+        self._committing = asyncio.create_task(self._commit(step, controller, pending), name=f"checkpoint {step}")
 
-    async def _commit_checkpoint(
-        self, step: int, controller: dict[str, Any], pending: asyncio.Future[Batch] | None
-    ) -> None:
+    async def _commit(self, step: int, controller: dict[str, Any], pending: asyncio.Future[Generated] | None) -> None:
         with self.observer.span("commit", track="checkpoint", step=step):
-            controller["pending"] = None if pending is None or step == self.total_steps else await pending
+            if pending is not None:
+                controller["pending"] = await pending
             await self.trainer.wait_until_saved()
-            version = self._staged.version
-            await asyncio.to_thread(self.checkpoints.commit, step, controller, {"version": version})
+            await asyncio.to_thread(self.checkpoints.commit, step, controller)
 
     def restore(self, controller: dict[str, Any]) -> None:
-        """Take up the controller's part of a checkpoint; the trainer has restored its own."""
+        """Take up the controller's part of a checkpoint; the trainer restores its own."""
         self.step = controller["step"]
         self.prompts.restore(controller["prompts"])
         self.estimation.restore(controller["estimation"])
-        self._resumed_versions = controller["step_of_version"]
-        self._restored_batch = controller["pending"]
+        self._step_of_version = controller["step_of_version"]
+        self._restored = controller["pending"]

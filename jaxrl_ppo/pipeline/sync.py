@@ -10,7 +10,7 @@ async def fit(run: Run) -> None:
     await run.sync_weights()
     await run.validate_before()
     for step in run.remaining_steps():
-        batch = await run.generate(step)
+        batch = await run.start_generating(step)
         await run.train(step, batch)
         await run.sync_weights()
         if run.validates_at(step):

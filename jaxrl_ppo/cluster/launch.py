@@ -1,0 +1,108 @@
+"""The driver's side of a run: start or join Ray, place the task runner, show what it tells, end with its result."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import jaxrl_ppo
+from jaxrl_ppo.cluster.pools import CPU_SHARE
+from jaxrl_ppo.cluster.task_runner import OneStepTaskRunner, TaskRunner
+from jaxrl_ppo.observability.console import Console
+from jaxrl_ppo.schema.config import Config
+
+# What every process of a run sees unless the user's runtime_env says otherwise.
+DEFAULT_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "NCCL_DEBUG": "WARN",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class RunFailed(RuntimeError):
+    """The run ended with an error, which the message tells in full."""
+
+
+def runtime_environment(user: dict[str, Any]) -> dict[str, Any]:
+    """Ray's runtime_env: ours with the user's over it, variable by variable.
+
+    PYTHONPATH leads to this package in every process, those that vLLM and the reward pool start on their own included.
+    """
+    root = str(Path(jaxrl_ppo.__file__).parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = DEFAULT_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    variables |= {name: os.environ[name] for name in DEFAULT_ENVIRONMENT if name in os.environ}
+    return {**user, "env_vars": variables | {k: str(v) for k, v in user.get("env_vars", {}).items()}}
+
+
+def start_ray(config: Config) -> None:
+    """Join the cluster at `ray_kwargs.ray_init.address` or $RAY_ADDRESS; else start one on this machine."""
+    settings = config.ray_kwargs.ray_init
+    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    local = {"num_cpus": settings.num_cpus or os.cpu_count(), "include_dashboard": False} if address == "local" else {}
+    ray.init(
+        address=address,
+        runtime_env=runtime_environment(settings.runtime_env),
+        log_to_driver=False,  # the console shows the run; processes' own logs are in Ray's session folder
+        logging_level="warning",
+        **local,
+    )
+
+
+def run_ppo(config: Config, config_yaml: str) -> None:
+    """Run to the end, the pipeline that `trainer.mode` names. Raises RunFailed when the run does.
+
+    `config_yaml` is the resolved configuration as text, for the run folder.
+    """
+    if config.trainer.mode == "one_step_off":
+        runner_class: type[TaskRunner] = OneStepTaskRunner
+    else:
+        runner_class = TaskRunner
+    start_ray(config)
+    try:
+        runner = (
+            ray.remote(runner_class)
+            .options(num_cpus=CPU_SHARE, max_concurrency=16, runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})
+            .remote(os.getcwd())
+        )
+        result = runner.run.remote(config, config_yaml)
+        _show(runner, config)
+        ray.get(result)
+        if config.ray_kwargs.timeline_json_file:
+            ray.timeline(config.ray_kwargs.timeline_json_file)
+    except ray.exceptions.RayTaskError as error:
+        raise RunFailed(describe(error)) from error
+    except ray.exceptions.RayActorError as error:
+        raise RunFailed(f"the task runner died ({error}); the same command goes on after the last checkpoint") from error
+    finally:
+        ray.shutdown()
+
+
+def describe(error: ray.exceptions.RayTaskError) -> str:
+    """What went wrong, for a person: the message of an error made for people, else the whole remote traceback."""
+    cause = error
+    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
+        cause = cause.cause
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    told = (module := type(cause).__module__).startswith("jaxrl_ppo") or module == "device"
+    return f"{type(cause).__name__}: {cause}" if told else str(error)
+
+
+def _show(runner: Any, config: Config) -> None:
+    """Print what the task runner tells until it has nothing more to say."""
+    events = runner.events.options(num_returns="streaming").remote()
+    start = ray.get(next(events))
+    if start is None:  # it failed before it began; its result says why
+        return
+    with Console(total_steps=start["total_steps"], start_step=start["step"], steps="console" in config.trainer.logger) as console:
+        for reference in events:
+            method, *args = ray.get(reference)
+            getattr(console, method)(*args)
+    sys.stdout.flush()

@@ -1,0 +1,51 @@
+"""Which worker class serves which role, and on which pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import device
+from jaxrl_ppo.cluster.pools import PoolSpec, ResourcePoolManager, Role
+from jaxrl_ppo.cluster.rollout_worker import RolloutWorker
+from jaxrl_ppo.cluster.trainer_worker import TrainerWorker
+from jaxrl_ppo.schema.config import Config
+
+TRAINER_POOL, ROLLOUT_POOL = "trainer_pool", "rollout_pool"
+
+
+def create_role_worker_mapping(config: Config) -> dict[Role, Any]:
+    """The Ray actor class of every role that this configuration uses.
+
+    The reference policy is there when a KL term needs it; it lives in the actor's process.
+    """
+    mapping = {Role.Actor: TrainerWorker, Role.Rollout: RolloutWorker}
+    if config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss:
+        mapping[Role.RefPolicy] = TrainerWorker
+    return mapping
+
+
+def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> ResourcePoolManager:
+    """The pools of this configuration: one process per trainer host, one per rollout replica.
+
+    On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host.
+    """
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    tensor = rollout.tensor_model_parallel_size or 1
+    pools = {
+        TRAINER_POOL: PoolSpec(
+            TRAINER_POOL,
+            processes=trainer.nnodes,
+            devices=trainer.n_gpus_per_node,
+            resource=device.capabilities(trainer.device).ray_resource,
+            keys="trainer.nnodes, trainer.n_gpus_per_node",
+        ),
+        ROLLOUT_POOL: PoolSpec(
+            ROLLOUT_POOL,
+            processes=rollout.nnodes * rollout.n_gpus_per_node // tensor,
+            devices=tensor,
+            resource=device.capabilities(rollout.device or trainer.device).ray_resource,
+            keys="actor_rollout_ref.rollout.nnodes, .n_gpus_per_node, .tensor_model_parallel_size",
+        ),
+    }
+    where = {Role.Rollout: ROLLOUT_POOL}
+    return ResourcePoolManager(pools, {role: where.get(role, TRAINER_POOL) for role in mapping})
