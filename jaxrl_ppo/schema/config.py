@@ -42,7 +42,7 @@ from jaxrl_ppo.schema.rollout import (
     RolloutPoolConfig,
     ValKwargsConfig,
 )
-from jaxrl_ppo.schema.trainer import RayConfig, RayInitConfig, TrainerConfig
+from jaxrl_ppo.schema.trainer import DeadlinesConfig, RayConfig, RayInitConfig, TrainerConfig
 
 __all__ = [
     "ActorConfig",
@@ -57,6 +57,7 @@ __all__ = [
     "CustomClassConfig",
     "CustomRewardFunctionConfig",
     "DataConfig",
+    "DeadlinesConfig",
     "EngineKwargsConfig",
     "FilterGroupsConfig",
     "FsdpConfig",

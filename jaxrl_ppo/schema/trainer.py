@@ -13,6 +13,17 @@ TRACKERS = ("console", "tensorboard", "wandb", "mlflow", "trackio")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
+class DeadlinesConfig:
+    """`trainer.deadlines`: how many seconds each kind of wait may take before the run stops and says why."""
+
+    start_s: float = key(1800.0, "A process starts and reads its model.", gt=0)
+    generation_s: float = key(7200.0, "A batch is generated.", gt=0)
+    update_s: float = key(7200.0, "A batch's log-probs, or its update, are computed.", gt=0)
+    weights_s: float = key(900.0, "New weights reach every replica.", gt=0)
+    checkpoint_s: float = key(3600.0, "A checkpoint is written or read.", gt=0)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class TrainerConfig:
     """`trainer`: how long, how often, where, on what."""
 
@@ -49,6 +60,7 @@ class TrainerConfig:
     max_critic_ckpt_to_keep: int | None = key(None, "The critic's checkpoints kept.", ge=1)
     max_consecutive_skips: int = key(10, "Optimizer steps in a row that may be skipped as non-finite.", ge=1)
     dry_run: bool = key(False, "Check everything, print the table and stop.")
+    deadlines: DeadlinesConfig = section(DeadlinesConfig)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

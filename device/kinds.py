@@ -1,0 +1,111 @@
+"""What each kind of device can do, as far as the trainer has to know before it starts there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+
+KINDS = ("cuda", "rocm", "npu", "tpu", "cpu")
+
+
+class DeviceError(RuntimeError):
+    """The devices asked for cannot be used; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One kind of device.
+
+    `ray_resource` is what Ray counts it as. `splittable` says whether a host's devices may be divided among several
+    processes; where they may not, one process drives all of them. `attention` names the attention kernel. `dtypes`
+    are the computation types, the best first. `memory_kinds` are JAX's names of memories that arrays can be put in,
+    the default first. `install` says what brings JAX's support for it.
+    """
+
+    kind: str
+    ray_resource: str
+    splittable: bool
+    attention: str
+    dtypes: tuple[str, ...]
+    memory_kinds: tuple[str, ...]
+    install: str
+
+
+_CAPABILITIES = {
+    "cuda": Capabilities(
+        "cuda",
+        "GPU",
+        splittable=True,
+        attention="cudnn",
+        dtypes=("bfloat16", "float16", "float32"),
+        memory_kinds=("device", "pinned_host"),
+        install="pip install 'jaxrl-ppo[cuda]'",
+    ),
+    "rocm": Capabilities(
+        "rocm",
+        "GPU",
+        splittable=True,
+        attention="xla",
+        dtypes=("bfloat16", "float16", "float32"),
+        memory_kinds=("device", "pinned_host"),
+        install="install AMD's jax-rocm plugin and PJRT packages for your ROCm and JAX versions",
+    ),
+    "npu": Capabilities(
+        "npu",
+        "NPU",
+        splittable=True,
+        attention="xla",
+        dtypes=("bfloat16", "float16", "float32"),
+        memory_kinds=("device",),
+        install=(
+            "install a PJRT plugin for Ascend that fits your CANN release: a package with an npu or ascend entry in "
+            "the entry-point group jax_plugins, or a library named by PJRT_NAMES_AND_LIBRARY_PATHS=npu:/path/to/it.so"
+        ),
+    ),
+    "tpu": Capabilities(
+        "tpu",
+        "TPU",
+        splittable=False,
+        attention="splash",
+        dtypes=("bfloat16", "float32"),
+        memory_kinds=("device", "pinned_host"),
+        install="pip install 'jaxrl-ppo[tpu]'",
+    ),
+    "cpu": Capabilities(
+        "cpu",
+        "CPU",
+        splittable=True,
+        attention="xla",
+        dtypes=("float32", "bfloat16"),
+        memory_kinds=("device", "pinned_host"),
+        install="nothing to install",
+    ),
+}
+
+
+def capabilities(kind: str) -> Capabilities:
+    """What devices of `kind` can do. Raises DeviceError for a kind that does not exist."""
+    if kind not in _CAPABILITIES:
+        raise DeviceError(f"trainer.device={kind}: must be one of auto, {', '.join(KINDS)}")
+    return _CAPABILITIES[kind]
+
+
+def jax_environment(kind: str, *, local_devices: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment variables for a process that drives `local_devices` devices of `kind` with JAX.
+
+    They must be set before the process imports jax. `environment` (default: this process's) is what they are merged
+    with. On CPU a device is a virtual one: the process gets as many as it is told.
+    """
+    capabilities(kind)
+    environment = os.environ if environment is None else environment
+    if kind != "cpu":
+        return {"JAX_PLATFORMS": f"{kind},cpu"}  # cpu stays, for arrays that rest on the host
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", environment.get("XLA_FLAGS", ""))
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(local_devices),
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "XLA_FLAGS": " ".join(flags.split()),
+    }

@@ -1,0 +1,102 @@
+"""`python -m jaxrl_ppo.main`: the Hydra entry. Checks the configuration, says what it means, and runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from device import DeviceError, auto_set_device, check_local_devices
+from jaxrl_ppo.schema import sizes, table
+from jaxrl_ppo.schema.config import Config
+from jaxrl_ppo.schema.faults import ConfigError, Fault
+from jaxrl_ppo.schema.legacy import migrate_legacy_reward_impl
+from jaxrl_ppo.schema.overrides import given_keys, normalise
+from jaxrl_ppo.schema.validate import Checked, validate_config
+
+__all__ = ["auto_set_device", "main", "migrate_legacy_reward_impl", "run_ppo"]
+
+# The tree lies beside the package in a checkout, an editable install and a wheel alike; by path, since a `config` of
+# the user's own in the working directory would come first on the import path.
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
+BAD_CONFIGURATION = 2
+
+
+class PackagedConfigs(SearchPathPlugin):
+    """Lets a user's own configuration, in a folder of theirs, build on ours: `defaults: [ppo_trainer, _self_]`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Look in our tree after all others."""
+        search_path.append(provider="jaxrl_ppo", path=f"file://{CONFIG_FOLDER}")
+
+
+def main() -> None:
+    """The command. Exits 0 after a run or a dry run, 2 on a configuration that cannot be run, else 1."""
+    Plugins.instance().register(PackagedConfigs)
+    sys.argv[1:] = normalise(sys.argv[1:], CONFIG_FOLDER)
+    _composed()
+
+
+@hydra.main(config_path=str(CONFIG_FOLDER), config_name="ppo_trainer", version_base="1.3")
+def _composed(composed: DictConfig) -> None:
+    """One run of the configuration that Hydra has composed."""
+    try:
+        checked = read_config(composed, given_keys(HydraConfig.get().overrides.task))
+        print(table.render(checked.config, checked.notes), flush=True)
+        if checked.config.trainer.dry_run:
+            return
+        check_devices(checked.config)
+    except (ConfigError, DeviceError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_CONFIGURATION)
+    run_ppo(checked.config)
+
+
+def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
+    """The checked configuration of what Hydra composed; `given` are the keys set on the command line.
+
+    Devices left at auto are looked for on this machine, unless the run joins a cluster, which then decides.
+    Raises ConfigError with every fault, DeviceError for devices that JAX cannot drive.
+    """
+    try:
+        raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "?")
+        raise ConfigError([Fault((key,), f"{key}: {str(error).splitlines()[0]}.")]) from error
+    checked = validate_config(raw, given)
+    if not checked.config.ray_kwargs.ray_init.address:
+        auto_set_device(checked.config)
+    return checked
+
+
+def check_devices(config: Config) -> None:
+    """Raise DeviceError when this machine lacks devices that the pools need; a cluster is checked when it is joined."""
+    if config.ray_kwargs.ray_init.address:
+        return
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    needs = {trainer.device: sizes.trainer_devices(config)}
+    if not config.actor_rollout_ref.hybrid_engine or rollout.device != trainer.device:
+        kind = str(rollout.device)
+        needs[kind] = needs.get(kind, 0) + sizes.rollout_devices(config)
+    keys = "trainer.nnodes x n_gpus_per_node and, for the rollout pool, rollout.nnodes x n_gpus_per_node"
+    check_local_devices(needs, keys, jax_kinds={trainer.device})
+
+
+def run_ppo(config: Config) -> None:
+    """Run a checked configuration to its end on a Ray cluster, started here or joined."""
+    from jaxrl_ppo.cluster.launch import run_ppo as launch
+
+    launch(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What is not built yet. One table; building a feature deletes its lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxrl_ppo.schema.coerce import default_of, walk
+from jaxrl_ppo.schema.faults import Fault, show
+from jaxrl_ppo.schema.legacy import lookup, remove
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Missing:
+    """Values of `key` that are not available, or, where `only` is given, all others.
+
+    `covers` are the sections and keys that set the feature up; they do nothing while it is off.
+    """
+
+    key: str
+    what: str
+    values: tuple[Any, ...] = ()
+    only: tuple[Any, ...] = ()
+    covers: tuple[str, ...] = ()
+
+    def refuses(self, value: Any) -> bool:
+        """Whether `value` needs what is missing."""
+        return value in self.values if self.values else value not in self.only
+
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+MISSING = (
+    Missing("algorithm.adv_estimator", "the critic", values=("gae",), covers=("algorithm.lam",)),
+    Missing("critic.enable", "the critic", only=(None, False), covers=("critic",)),
+    Missing("trainer.critic_warmup", "the critic", only=(0,), covers=("trainer.max_critic_ckpt_to_keep",)),
+    Missing("algorithm.adv_estimator", "ReMax's greedy baseline", values=("remax",)),
+    Missing(
+        "algorithm.filter_groups.enable",
+        "dynamic sampling",
+        only=(False,),
+        covers=("algorithm.filter_groups", "data.gen_batch_size"),
+    ),
+    Missing(
+        "actor_rollout_ref.model.lora_rank",
+        "LoRA",
+        only=(0,),
+        covers=("actor_rollout_ref.model.lora_alpha", "actor_rollout_ref.model.target_modules"),
+    ),
+    Missing("actor_rollout_ref.model.exclude_modules", "LoRA", only=(None,)),
+    Missing("actor_rollout_ref.model.lora_adapter_path", "LoRA", only=(None,)),
+    Missing(f"{_ROLLOUT}.multi_turn.enable", "multi-turn rollouts", only=(False,), covers=(f"{_ROLLOUT}.multi_turn",)),
+    Missing(
+        f"{_ROLLOUT}.agent.default_agent_loop",
+        "agent loops",
+        only=("single_turn_agent",),
+        covers=(f"{_ROLLOUT}.agent",),
+    ),
+    Missing(f"{_ROLLOUT}.agent.agent_loop_config_path", "agent loops", only=(None,)),
+    Missing(f"{_ROLLOUT}.over_sample_rate", "over-sampling", only=(None, 0)),
+    Missing(f"{_ROLLOUT}.skip_rollout", "skipping rollouts", only=(None, False)),
+    Missing(f"{_ROLLOUT}.quantization", "quantised rollouts", only=(None,)),
+    Missing(f"{_ROLLOUT}.quantization_config_file", "quantised rollouts", only=(None,)),
+    Missing(f"{_ROLLOUT}.enable_rollout_routing_replay", "router replay", only=(None, False)),
+    Missing("actor_rollout_ref.actor.router_replay.mode", "router replay", only=(None, "disabled")),
+    Missing("actor_rollout_ref.model.mtp.enable", "multi-token prediction", only=(None, False)),
+    Missing(
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size", "a pipeline-parallel trainer", only=(None, 1)
+    ),
+    Missing("reward.reward_model.enable", "reward models", only=(False,), covers=("reward.reward_model",)),
+    Missing("reward.sandbox_fusion.url", "the code sandbox", only=(None,), covers=("reward.sandbox_fusion",)),
+    Missing("algorithm.use_pf_ppo", "PF-PPO", only=(None, False)),
+    Missing("algorithm.rollout_correction.loss_type", "another loss for bypass mode", only=(None, "ppo_clip")),
+    Missing("data.datagen.path", "generated data", only=(None,)),
+)
+
+
+def refuse_missing(raw: Mapping[str, Any]) -> list[Fault]:
+    """A fault for each key of `raw` that asks for something not built yet."""
+    infos = {path: info for path, _, info in walk()}
+    missing_values: dict[str, set[Any]] = {}
+    for entry in MISSING:
+        missing_values.setdefault(entry.key, set()).update(entry.values)
+    faults = []
+    for entry in MISSING:
+        value = lookup(raw, entry.key)
+        if value is None:
+            value = default_of(entry.key)
+        if not entry.refuses(value):
+            continue
+        choices = infos[entry.key].choices if entry.key in infos else ()
+        allowed = entry.only or tuple(choice for choice in choices if choice not in missing_values[entry.key])
+        text = f"{entry.key}={show(value)}: {entry.what} is not available yet; available: "
+        faults.append(Fault((entry.key,), text + ", ".join(show(choice) for choice in allowed) + "."))
+    return faults
+
+
+def drop_foreign_switches(raw: dict[str, Any]) -> None:
+    """Remove, in place, the switches of MISSING that are no keys of the schema, and what they set up."""
+    schema = {path for path, _, _ in walk()}
+    for entry in MISSING:
+        if entry.key not in schema:
+            section, _, name = entry.key.rpartition(".")
+            alone = name in ("mode", "enable", "path")  # the section is the feature's own
+            remove(raw, section if alone else entry.key)
+
+
+def is_covered(path: str, entries: Collection[Missing] = MISSING) -> bool:
+    """Whether the key `path` belongs to something that is not built yet."""
+    return any(
+        path == entry.key or any(path == cover or path.startswith(cover + ".") for cover in entry.covers)
+        for entry in entries
+    )

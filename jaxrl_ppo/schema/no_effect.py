@@ -1,0 +1,144 @@
+"""Keys that are accepted and change nothing here, and why."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_ppo.schema.coerce import walk
+from jaxrl_ppo.schema.config import Config
+from jaxrl_ppo.schema.legacy import leaves, remove
+
+# Keys of verl that have no counterpart. A pattern also covers everything below it; * stands for any characters.
+FOREIGN = {
+    "*._target_": "classes are fixed",
+    "actor_rollout_ref.nccl_timeout": "there is no NCCL group between trainer and rollout",
+    "actor_rollout_ref.*.use_torch_compile": "XLA compiles everything",
+    "actor_rollout_ref.*.profiler": "timeline.json is always written",
+    "actor_rollout_ref.*.rollout_n": "rollout.n is the only count",
+    "actor_rollout_ref.*.entropy_from_logits_with_chunking": "logits are always chunked",
+    "actor_rollout_ref.*.entropy_checkpointing": "logits are never kept",
+    "actor_rollout_ref.model.use_shm": "weights are read in place",
+    "actor_rollout_ref.model.use_liger": "torch kernels",
+    "actor_rollout_ref.model.use_fused_kernels": "torch kernels",
+    "actor_rollout_ref.model.fused_kernel_options": "torch kernels",
+    "actor_rollout_ref.model.enable_activation_offload": "activations are recomputed",
+    "actor_rollout_ref.model.tiled_mlp": "activations are recomputed",
+    "actor_rollout_ref.model.torch_dtype": "actor.fsdp_config.model_dtype decides",
+    "actor_rollout_ref.actor.use_prefix_grouper": "actor.prefix_sharing decides",
+    "actor_rollout_ref.actor.freeze_vision_tower": "text models only",
+    "actor_rollout_ref.actor.calculate_sum_pi_squared": "computed where the estimator needs it",
+    "actor_rollout_ref.actor.sum_pi_squared_checkpointing": "logits are never kept",
+    "actor_rollout_ref.actor.use_remove_padding": "model.use_remove_padding decides",
+    "actor_rollout_ref.actor.optim.optimizer_impl": "the optimizer is optax's",
+    "actor_rollout_ref.actor.optim.override_optimizer_config": "the optimizer is optax's",
+    "actor_rollout_ref.actor.megatron": "the mesh decides",
+    "actor_rollout_ref.*.fsdp_config.wrap_policy": "the mesh decides",
+    "actor_rollout_ref.*.fsdp_config.forward_prefetch": "XLA schedules",
+    "actor_rollout_ref.*.fsdp_config.reshard_after_forward": "XLA schedules",
+    "actor_rollout_ref.*.fsdp_config.offload_policy": "param_offload decides",
+    "actor_rollout_ref.*.fsdp_config.use_orig_params": "FSDP of torch",
+    "actor_rollout_ref.*.fsdp_config.mixed_precision": "fsdp_config.dtype decides",
+    "actor_rollout_ref.*.fsdp_config.full_determinism": "XLA is deterministic on CPU and TPU",
+    "actor_rollout_ref.*.fsdp_config.forward_only": "known from the role",
+    "actor_rollout_ref.*.fsdp_config.strategy": "the mesh decides",
+    "actor_rollout_ref.*.fsdp_config.seed": "the run's seeds decide",
+    "actor_rollout_ref.ref.fsdp_config.fsdp_size": "the actor's mesh serves both",
+    "actor_rollout_ref.ref.fsdp_config.model_dtype": "the actor's decides",
+    "actor_rollout_ref.ref.fsdp_config.dtype": "the actor's decides",
+    "actor_rollout_ref.ref.fsdp_config.optimizer_offload": "a reference policy has no optimizer",
+    "actor_rollout_ref.ref.strategy": "the actor's mesh serves both",
+    "actor_rollout_ref.ref.ulysses_sequence_parallel_size": "the actor's mesh serves both",
+    "actor_rollout_ref.ref.use_remove_padding": "model.use_remove_padding decides",
+    "actor_rollout_ref.ref.megatron": "the actor's mesh serves both",
+    "actor_rollout_ref.rollout.mode": "engines are always asynchronous",
+    "actor_rollout_ref.rollout.free_cache_engine": "engines have devices of their own",
+    "actor_rollout_ref.rollout.multi_stage_wake_up": "engines have devices of their own",
+    "actor_rollout_ref.rollout.layered_summon": "weights always travel in buckets",
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes": "engine_kwargs.vllm takes it",
+    "actor_rollout_ref.rollout.scheduling_policy": "engine_kwargs.vllm takes it",
+    "actor_rollout_ref.rollout.disable_log_stats": "engine_kwargs.vllm takes it",
+    "actor_rollout_ref.rollout.skip_tokenizer_init": "engines never see text",
+    "actor_rollout_ref.rollout.skip_dump_dir": "rollouts are never skipped",
+    "actor_rollout_ref.rollout.log_prob_*": "log-probs take actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.engine_kwargs.sglang": "the engine is vllm or jax",
+    "actor_rollout_ref.rollout.engine_kwargs.trtllm": "the engine is vllm or jax",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": "weights go through the node-local store",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs": "weights go through the node-local store",
+    "actor_rollout_ref.rollout.trace": "samples/ is always written",
+    "actor_rollout_ref.rollout.prometheus": "metrics.jsonl is always written",
+    "actor_rollout_ref.rollout.mtp": "actor_rollout_ref.model.mtp decides",
+    "critic.strategy": "the actor's mesh serves both",
+    "critic.rollout_n": "rollout.n is the only count",
+    "critic.profiler": "timeline.json is always written",
+    "critic.shuffle": "the actor's decides",
+    "critic.data_loader_seed": "the actor's decides",
+    "critic.use_dynamic_bsz": "the actor's decides",
+    "critic.forward_*": "values take critic.ppo_max_token_len_per_gpu",
+    "critic.ulysses_sequence_parallel_size": "the actor's mesh serves both",
+    "critic.megatron": "the actor's mesh serves both",
+    "critic.model.*": "the actor's model settings serve both",
+    "data.tokenizer": "actor_rollout_ref.model.tokenizer_path decides",
+    "data.use_shm": "files are read in place",
+    "data.return_*": "every row keeps its messages",
+    "data.tool_config_path": "rollout.multi_turn.tool_config_path decides",
+    "data.image_*": "text models only",
+    "data.video_*": "text models only",
+    "algorithm.pf_ppo": "algorithm.use_pf_ppo decides",
+    "reward_model": "the rest of verl's old reward-model section; reward.reward_model decides",
+    "reward.reward_model.rollout": "reward models are not served by a rollout engine",
+    "trainer.use_legacy_worker_impl": "there is one implementation",
+    "trainer.esi_redundant_time": "the run saves when it is told to stop",
+    "trainer.default_hdfs_dir": "trainer.default_local_dir decides",
+    "trainer.del_local_ckpt_after_load": "trainer.max_actor_ckpt_to_keep decides",
+    "trainer.ray_wait_register_center_timeout": "there is no register centre",
+    "global_profiler": "timeline.json is always written",
+    "transfer_queue": "long batches travel as Ray objects",
+}
+
+
+def _jax_engine(config: Config) -> bool:
+    return config.actor_rollout_ref.rollout.name == "jax"
+
+
+# Keys of the schema that have no effect under some settings: key → (when, why).
+CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
+    f"actor_rollout_ref.rollout.{name}": (_jax_engine, "the jax engine has no such setting")
+    for name in ("enforce_eager", "enable_chunked_prefill", "engine_kwargs.vllm")
+}
+
+# Keys of the schema that name verl's machinery and choose nothing here.
+ALWAYS = {
+    "actor_rollout_ref.actor.strategy": "every strategy means the mesh",
+}
+
+
+def drop_foreign(raw: dict[str, Any]) -> list[str]:
+    """Remove the keys of FOREIGN from `raw`, in place; returns 'key (why)' of each."""
+    schema = {path for path, _, _ in walk()}
+    dropped = []
+    for path, value in list(leaves(raw, "")):
+        reason = None if path in schema else _reason(path)
+        if reason is not None:
+            remove(raw, path)
+            if value is not None and not path.endswith("._target_"):
+                dropped.append(f"{path} ({reason})")
+    return dropped
+
+
+def without_effect(config: Config, changed: list[str]) -> list[str]:
+    """Of the keys that the user `changed`, those without effect in this configuration, as 'key (why)'."""
+    conditional = {path: why for path, (when, why) in CONDITIONAL.items() if when(config)}
+    reasons = ALWAYS | conditional
+    return [f"{path} ({reasons[path]})" for path in changed if path in reasons]
+
+
+def _reason(path: str) -> str | None:
+    parts = path.split(".")
+    for depth in range(len(parts), 0, -1):
+        above = ".".join(parts[:depth])
+        for pattern, reason in FOREIGN.items():
+            if fnmatch.fnmatchcase(above, pattern):
+                return reason
+    return None

@@ -1,0 +1,55 @@
+"""Command lines as verl users write them, brought into the form that Hydra composes without complaint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+# Hydra's options that take the next argument.
+WITH_VALUE = {"--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
+WITH_VALUE |= {"--experimental-rerun", "--info", "-i"}
+FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
+KEY_VALUE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w.\-]*)=")
+
+
+def normalise(arguments: Sequence[str], config_folder: Path) -> list[str]:
+    """`arguments` with options first, every `key=value` and `+key=value` written `++key=value`, folders absolute.
+
+    So a key may be given whether or not it exists: the schema refuses unknown ones, all at once and with the nearest
+    known one, where Hydra would stop at the first; and `+` on a key that exists sets it. Hydra's own settings, choices
+    of config groups (of `config_folder` and of the user's folders) and all else stay as they are.
+    """
+    paired = _attach_values(arguments)
+    groups = [config_folder, *(Path(argument.split("=", 1)[1]) for argument in paired if argument.startswith(FOLDERS))]
+    return [_override(argument, groups) for argument in paired]
+
+
+def given_keys(overrides: Sequence[str]) -> frozenset[str]:
+    """The dotted keys that Hydra's overrides set."""
+    return frozenset(match["key"] for text in overrides if (match := KEY_VALUE.match(text)))
+
+
+def _attach_values(arguments: Sequence[str]) -> list[str]:
+    """`--config-name x` as `--config-name=x`; relative folders as absolute ones, as a shell user means them."""
+    paired: list[str] = []
+    pending = list(arguments)
+    while pending:
+        argument = pending.pop(0)
+        if argument in WITH_VALUE and pending and "=" not in pending[0]:
+            argument = f"{argument}={pending.pop(0)}"
+        name, _, value = argument.partition("=")
+        if name in FOLDERS and value and Path(value).is_dir():
+            argument = f"{name}={Path(value).resolve()}"
+        paired.append(argument)
+    return sorted(paired, key=lambda argument: not argument.startswith("-"))
+
+
+def _override(argument: str, groups: Sequence[Path]) -> str:
+    match = KEY_VALUE.match(argument)
+    if match is None or match["key"].startswith("hydra."):
+        return argument
+    key, value = match["key"], argument[match.end() :]
+    if "." not in key and any((folder / key).is_dir() for folder in groups):
+        return argument  # chooses a file of a config group
+    return f"++{key}={value}"

@@ -1,0 +1,237 @@
+"""What keys must be to one another: batch sizes that divide, devices that suffice, lengths that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from jaxrl_ppo.schema import sizes
+from jaxrl_ppo.schema.config import Config, OptimConfig
+from jaxrl_ppo.schema.faults import Fault
+from jaxrl_ppo.schema.rules_correction import rollout_correction
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def check(config: Config) -> list[Fault]:
+    """Every fault of `config` that concerns more than one key's own type and range."""
+    return [fault for rule in RULES for fault in rule(config)]
+
+
+def required(config: Config) -> Iterator[Fault]:
+    """Keys without a default."""
+    if not config.actor_rollout_ref.model.path:
+        key = "actor_rollout_ref.model.path"
+        yield Fault((key,), f"{key} must be given: a Hugging Face model folder or hub id.")
+    if not config.data.train_files:
+        key = "data.train_files"
+        yield Fault((key,), f"{key} must be given: a parquet, json or jsonl file, or a list of them.")
+
+
+def batch_sizes(config: Config) -> Iterator[Fault]:
+    """A step's prompts split into whole mini-batches, and those over whole devices."""
+    step, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    n = config.actor_rollout_ref.rollout.n
+    keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    if mini > step:
+        text = f"is larger than data.train_batch_size={step}: an optimizer step cannot see more prompts than a step has"
+        yield Fault(keys, f"{ACTOR}.ppo_mini_batch_size={mini} {text}.")
+    elif step % mini:
+        below = step - step % mini
+        text = f"does not divide by {ACTOR}.ppo_mini_batch_size={mini}; e.g. {below} or {below + mini} does"
+        yield Fault(keys, f"data.train_batch_size={step} {text}.")
+    if sizes.mesh_shape(config) is not None:
+        devices = sizes.batch_devices(config)
+        if mini * n % devices:
+            pool = ("trainer.nnodes", "trainer.n_gpus_per_node")
+            text = f"= {mini * n} sequences do not divide over {devices} data-parallel devices"
+            yield Fault(
+                (f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n", *pool),
+                f"{ACTOR}.ppo_mini_batch_size={mini} x {ROLLOUT}.n={n} {text}.",
+            )
+
+
+def mesh(config: Config) -> Iterator[Fault]:
+    """The mesh's axes multiply to the trainer's devices."""
+    axes = config.actor_rollout_ref.actor.mesh
+    named = ", ".join(f"{axis}={getattr(axes, axis)}" for axis in sizes.MESH_AXES)
+    keys = (*(f"{ACTOR}.mesh.{axis}" for axis in sizes.MESH_AXES), "trainer.nnodes", "trainer.n_gpus_per_node")
+    if [getattr(axes, axis) for axis in sizes.MESH_AXES].count(-1) > 1:
+        yield Fault(keys, f"{ACTOR}.mesh ({named}): only one axis may be -1.")
+    elif sizes.mesh_shape(config) is None:
+        nodes, per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
+        pool = f"trainer.nnodes={nodes} x trainer.n_gpus_per_node={per_node} = {nodes * per_node} devices"
+        yield Fault(keys, f"{ACTOR}.mesh ({named}) does not multiply to {pool}.")
+
+
+def trainer_processes(config: Config) -> Iterator[Fault]:
+    """Virtual CPU devices split over whole processes."""
+    per_process, per_node = config.trainer.devices_per_process or 0, config.trainer.n_gpus_per_node
+    if per_process and per_node % per_process:
+        keys = ("trainer.devices_per_process", "trainer.n_gpus_per_node")
+        text = f"does not divide trainer.n_gpus_per_node={per_node}"
+        yield Fault(keys, f"trainer.devices_per_process={per_process} {text}.")
+
+
+def rollout_pool(config: Config) -> Iterator[Fault]:
+    """The rollout pool holds whole replicas, and is said in one place."""
+    rollout = config.actor_rollout_ref.rollout
+    devices, each = sizes.rollout_devices(config), sizes.replica_devices(config)
+    named = f"{ROLLOUT}.nnodes={rollout.nnodes} x {ROLLOUT}.n_gpus_per_node={rollout.n_gpus_per_node}"
+    pool = (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node", "rollout.nnodes", "rollout.n_gpus_per_node")
+    parallel = tuple(f"{ROLLOUT}.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "data"))
+    if not devices:
+        yield Fault(pool, f"{named}: the rollout pool has no devices.")
+    elif devices % each:
+        text = f"= {devices} devices do not hold whole replicas of {each}"
+        yield Fault(
+            (*pool, *parallel), f"{named} {text} (tensor_model x pipeline_model x data parallel size of {ROLLOUT})."
+        )
+    elif rollout.cpu_affinity is not None and len(rollout.cpu_affinity) != devices // each:
+        text = f"has {len(rollout.cpu_affinity)} entries for {devices // each} replicas"
+        yield Fault((f"{ROLLOUT}.cpu_affinity", *pool, *parallel), f"{ROLLOUT}.cpu_affinity {text}.")
+    if rollout.expert_parallel_size > each:
+        text = f"is more than the {each} devices of a replica"
+        yield Fault(
+            (f"{ROLLOUT}.expert_parallel_size", *parallel),
+            f"{ROLLOUT}.expert_parallel_size={rollout.expert_parallel_size} {text}.",
+        )
+
+
+def lengths(config: Config) -> Iterator[Fault]:
+    """Prompts and responses fit where they must go."""
+    data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    for part in ("prompt", "response"):
+        ours, theirs = getattr(rollout, f"{part}_length"), getattr(data, f"max_{part}_length")
+        if ours != theirs:
+            keys = (f"{ROLLOUT}.{part}_length", f"data.max_{part}_length")
+            yield Fault(keys, f"{keys[0]}={ours} and {keys[1]}={theirs} are one length in two places: give {keys[1]}.")
+    longest = data.max_prompt_length + data.max_response_length
+    lengths_said = f"data.max_prompt_length={data.max_prompt_length} + max_response_length={data.max_response_length}"
+    both = ("data.max_prompt_length", "data.max_response_length")
+    row = actor.ppo_max_token_len_per_gpu * actor.mesh.sequence
+    if actor.mesh.sequence > 0 and longest > row:
+        key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+        by = f" x {ACTOR}.mesh.sequence={actor.mesh.sequence}" if actor.mesh.sequence > 1 else ""
+        text = f"holds less than one longest sample: {lengths_said} = {longest}"
+        yield Fault((key, *both), f"{key}={actor.ppo_max_token_len_per_gpu}{by} {text}.")
+    if rollout.max_model_len is not None and rollout.max_model_len < longest:
+        key = f"{ROLLOUT}.max_model_len"
+        yield Fault((key, *both), f"{key}={rollout.max_model_len} is less than {lengths_said} = {longest}.")
+    if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < (rollout.max_model_len or longest):
+        key = f"{ROLLOUT}.max_num_batched_tokens"
+        text = f"is less than {ROLLOUT}.max_model_len={rollout.max_model_len}, and enable_chunked_prefill=false"
+        yield Fault((key, f"{ROLLOUT}.max_model_len"), f"{key}={rollout.max_num_batched_tokens} {text}.")
+    buffer = config.reward.reward_kwargs
+    if buffer.overlong_buffer_cfg.enable:
+        prefix = "reward.reward_kwargs"
+        keys = (f"{prefix}.overlong_buffer_cfg.len", f"{prefix}.max_resp_len")
+        if not 0 < buffer.overlong_buffer_cfg.len < (buffer.max_resp_len or 0):
+            text = f"must be more than 0 and less than {keys[1]}={buffer.max_resp_len}"
+            yield Fault(keys, f"{keys[0]}={buffer.overlong_buffer_cfg.len} {text}.")
+        if config.reward.reward_manager.name != "dapo":
+            key = "reward.reward_manager.name"
+            yield Fault((key,), f"{prefix}.overlong_buffer_cfg.enable=true needs {key}=dapo.")
+
+
+def algorithm(config: Config) -> Iterator[Fault]:
+    """Estimator and loss have what they need."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    if config.algorithm.adv_estimator in ("grpo_passk", "rloo") and n < 2:
+        keys = ("algorithm.adv_estimator", f"{ROLLOUT}.n")
+        yield Fault(keys, f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs {ROLLOUT}.n of at least 2.")
+    if actor.policy_loss.loss_mode == "dro" and actor.policy_loss.dro_beta is None:
+        key = f"{ACTOR}.policy_loss.dro_beta"
+        yield Fault((key,), f"{ACTOR}.policy_loss.loss_mode=dro needs {key}.")
+    if actor.policy_loss.clip_cov_lb > actor.policy_loss.clip_cov_ub:
+        keys = (f"{ACTOR}.policy_loss.clip_cov_lb", f"{ACTOR}.policy_loss.clip_cov_ub")
+        yield Fault(keys, f"{keys[0]} is more than {keys[1]}.")
+
+
+def sampling(config: Config) -> Iterator[Fault]:
+    """Sampling needs a temperature; training needs sampling."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature == 0:
+        key = f"{ROLLOUT}.val_kwargs.temperature"
+        yield Fault((key,), f"{ROLLOUT}.val_kwargs.do_sample=true needs {key} of more than 0.")
+    if not rollout.do_sample and rollout.n > 1:
+        keys = (f"{ROLLOUT}.do_sample", f"{ROLLOUT}.n")
+        yield Fault(keys, f"{ROLLOUT}.do_sample=false makes {ROLLOUT}.n={rollout.n} equal responses to each prompt.")
+
+
+def optimizers(config: Config) -> Iterator[Fault]:
+    """Decay rates come in twos; a warm-up ends before the schedule does."""
+    actor, critic = config.actor_rollout_ref.actor.optim, config.critic.optim
+    for optim, path in ((actor, f"{ACTOR}.optim"), (critic, "critic.optim")):
+        yield from _optimizer(optim, path)
+
+
+def _optimizer(optim: OptimConfig, path: str) -> Iterator[Fault]:
+    if len(optim.betas) != 2:
+        yield Fault((f"{path}.betas",), f"{path}.betas={optim.betas}: must be two numbers.")
+    if 0 < optim.total_training_steps < optim.lr_warmup_steps:
+        keys = (f"{path}.lr_warmup_steps", f"{path}.total_training_steps")
+        text = f"is more than {keys[1]}={optim.total_training_steps}"
+        yield Fault(keys, f"{keys[0]}={optim.lr_warmup_steps} {text}.")
+
+
+def modes(config: Config) -> Iterator[Fault]:
+    """Settings that contradict the pipeline, validation or resume mode."""
+    trainer = config.trainer
+    key = "actor_rollout_ref.hybrid_engine"
+    if trainer.mode == "one_step_off" and config.actor_rollout_ref.hybrid_engine:
+        text = "trainer.mode=one_step_off generates while it trains, so the two need devices of their own"
+        yield Fault((key, "trainer.mode"), f"{key}=true: {text}.")
+    if not config.data.val_files and (trainer.val_only or trainer.test_freq > 0):
+        asks = "trainer.val_only=true" if trainer.val_only else f"trainer.test_freq={trainer.test_freq}"
+        yield Fault(("data.val_files",), f"{asks} needs data.val_files.")
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        yield Fault(("trainer.resume_from_path",), "trainer.resume_mode=resume_path needs trainer.resume_from_path.")
+    if trainer.resume_mode != "resume_path" and trainer.resume_from_path:
+        keys = ("trainer.resume_from_path", "trainer.resume_mode")
+        text = f"is not used with trainer.resume_mode={trainer.resume_mode}; set trainer.resume_mode=resume_path"
+        yield Fault(keys, f"trainer.resume_from_path {text}.")
+    load = config.actor_rollout_ref.actor.checkpoint
+    unsaved = [part for part in load.load_contents if part not in load.save_contents]
+    if unsaved:
+        keys = (f"{ACTOR}.checkpoint.load_contents", f"{ACTOR}.checkpoint.save_contents")
+        yield Fault(keys, f"{keys[0]} asks for {', '.join(unsaved)}, which {keys[1]} does not save.")
+
+
+def users_code(config: Config) -> Iterator[Fault]:
+    """A file and a name in it are given together."""
+    pairs = (
+        ("data.custom_cls.path", config.data.custom_cls.path, "data.custom_cls.name", config.data.custom_cls.name),
+        (
+            "data.sampler.class_path",
+            config.data.sampler.class_path,
+            "data.sampler.class_name",
+            config.data.sampler.class_name,
+        ),
+    )
+    for path_key, path, name_key, name in pairs:
+        if bool(path) != bool(name):
+            given, missing = (path_key, name_key) if path else (name_key, path_key)
+            yield Fault((path_key, name_key), f"{given} is given without {missing}.")
+    manager = config.reward.reward_manager
+    module = ("reward.reward_manager.module.path", "reward.reward_manager.module.name")
+    if manager.source == "importlib" and not (manager.module.path and manager.module.name):
+        yield Fault(module, f"reward.reward_manager.source=importlib needs {module[0]} and {module[1]}.")
+    if manager.source == "register" and (manager.module.path or manager.module.name):
+        yield Fault(module, "reward.reward_manager.module needs reward.reward_manager.source=importlib.")
+
+
+RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
+    required,
+    batch_sizes,
+    mesh,
+    trainer_processes,
+    rollout_pool,
+    lengths,
+    algorithm,
+    rollout_correction,
+    sampling,
+    optimizers,
+    modes,
+    users_code,
+)

@@ -1,0 +1,70 @@
+"""How large things are in a configured run: devices, replicas, sequences per update. Pure arithmetic on a Config."""
+
+from __future__ import annotations
+
+import math
+
+from jaxrl_ppo.schema.config import Config
+
+MESH_AXES = ("replica", "fsdp", "sequence", "tensor", "expert")
+
+
+def trainer_devices(config: Config) -> int:
+    """Devices of the trainer pool."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def rollout_devices(config: Config) -> int:
+    """Devices of the rollout pool."""
+    return config.actor_rollout_ref.rollout.nnodes * config.actor_rollout_ref.rollout.n_gpus_per_node
+
+
+def replica_devices(config: Config) -> int:
+    """Devices of one rollout replica."""
+    rollout = config.actor_rollout_ref.rollout
+    return (rollout.tensor_model_parallel_size or 1) * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+
+
+def rollout_replicas(config: Config) -> int:
+    """Engine replicas in the rollout pool."""
+    return rollout_devices(config) // replica_devices(config)
+
+
+def mesh_shape(config: Config) -> dict[str, int] | None:
+    """Sizes of the trainer mesh's axes with -1 filled in; None when they do not multiply to the pool's devices."""
+    mesh, devices = config.actor_rollout_ref.actor.mesh, trainer_devices(config)
+    shape: dict[str, int] = {axis: getattr(mesh, axis) for axis in MESH_AXES}
+    open_axes = [axis for axis, size in shape.items() if size == -1]
+    fixed = math.prod(size for size in shape.values() if size != -1)
+    if len(open_axes) > 1 or devices % fixed or (not open_axes and fixed != devices):
+        return None
+    return {axis: devices // fixed if size == -1 else size for axis, size in shape.items()}
+
+
+def batch_devices(config: Config) -> int:
+    """Groups of devices that each take rows of their own; the other axes split a row or a matrix. Needs a mesh."""
+    shape = mesh_shape(config)
+    if shape is None:
+        raise ValueError("the mesh does not fit the trainer's devices")
+    return shape["replica"] * shape["fsdp"] * shape["expert"]
+
+
+def sequences_per_step(config: Config) -> int:
+    """Responses generated for, and trained on in, one step."""
+    return config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+
+
+def sequences_per_optimizer_step(config: Config) -> int:
+    """Responses that one optimizer step sees."""
+    return config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+
+
+def optimizer_steps_per_step(config: Config) -> int:
+    """Actor optimizer steps in one step."""
+    actor = config.actor_rollout_ref.actor
+    return config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
+
+
+def staleness(config: Config) -> int:
+    """How many steps' updates lie between the weights that generate a batch and those it trains."""
+    return {"sync": 0, "one_step_off": 1}[config.trainer.mode]
