@@ -8,6 +8,7 @@ import device
 from jaxrl_ppo.cluster.pools import PoolSpec, ResourcePoolManager, Role
 from jaxrl_ppo.cluster.rollout_worker import RolloutWorker
 from jaxrl_ppo.cluster.trainer_worker import TrainerWorker
+from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 
 TRAINER_POOL, ROLLOUT_POOL = "trainer_pool", "rollout_pool"
@@ -30,7 +31,6 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
     On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    tensor = rollout.tensor_model_parallel_size or 1
     pools = {
         TRAINER_POOL: PoolSpec(
             TRAINER_POOL,
@@ -41,8 +41,8 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
         ),
         ROLLOUT_POOL: PoolSpec(
             ROLLOUT_POOL,
-            processes=rollout.nnodes * rollout.n_gpus_per_node // tensor,
-            devices=tensor,
+            processes=sizes.rollout_replicas(config),
+            devices=sizes.replica_devices(config),
             resource=device.capabilities(rollout.device or trainer.device).ray_resource,
             keys="actor_rollout_ref.rollout.nnodes, .n_gpus_per_node, .tensor_model_parallel_size",
         ),

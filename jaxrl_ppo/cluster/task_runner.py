@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 import os
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ray
+
+import device
+from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
 from jaxrl_ppo.cluster.rollout_group import start_replicas
 from jaxrl_ppo.cluster.trainer_group import TrainerGroup
+from jaxrl_ppo.data import PromptStream, copy_to_local, create_rl_dataset, create_rl_sampler, hf_processor, hf_tokenizer
+from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import one_step_off, sync
 from jaxrl_ppo.pipeline.checkpoints import Checkpoints
+from jaxrl_ppo.pipeline.estimation import Estimation
 from jaxrl_ppo.pipeline.step import Run
-from jaxrl_ppo.schema.config import Config
+from jaxrl_ppo.rewards import RewardManager
+from jaxrl_ppo.rollout.engine import resolve_engine_name
+
+if TYPE_CHECKING:
+    from jaxrl_ppo.schema.config import Config
+    from jaxrl_ppo.schema.records import Prompt
+
+KEPT_BY_DEFAULT = 3  # checkpoints
+
+log = logging.getLogger(__name__)
 
 
 class TaskRunner:
@@ -23,24 +42,149 @@ class TaskRunner:
     fit = staticmethod(sync.fit)
 
     def __init__(self, folder: str):
-        """`folder` is the driver's working directory: relative paths of the configuration are relative to it."""
-        self._folder = folder
+        """`folder` is the driver's working directory, which relative paths of the configuration start from."""
+        if os.path.isdir(folder):
+            os.chdir(folder)
         self._events: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def events(self) -> AsyncIterator[Any]:
-        """First where the run starts, or None when it could not; then what to show, as (Console method, *arguments)."""
+    async def events(self) -> AsyncIterator[tuple[Any, ...]]:
+        """What the console shows, as (name, *arguments): "start" with the steps first, then Console's methods."""
         while (event := await self._events.get()) is not None:
             yield event
 
+    def _tell(self, event: tuple[Any, ...]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
     async def run(self, config: Config, config_yaml: str) -> None:
         """The whole run. Raises what ended it, if that is an error."""
+        self._loop = asyncio.get_running_loop()
         try:
-            enter(self._folder)
-            await self._run(config, config_yaml)
+            async with AsyncExitStack() as stack:
+                await self._run(config, config_yaml, stack)
         finally:
             self._events.put_nowait(None)
 
-    async def _run(self, config: Config, config_yaml: str) -> None:
-        from jaxrl_ppo.data import copy_to_local, create_rl_dataset, create_rl_sampler, hf_tokenizer
+    async def _run(self, config: Config, config_yaml: str, stack: AsyncExitStack) -> None:
+        rollout = config.actor_rollout_ref.rollout
+        rollout.name = resolve_engine_name(rollout.name)
+        checkpoints = Checkpoints(
+            Path(config.trainer.default_local_dir).absolute(), config.trainer.max_actor_ckpt_to_keep or KEPT_BY_DEFAULT
+        )
+        resumed = checkpoints.to_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
+        controller = Checkpoints.load(resumed) if resumed else None
 
-        ...
+        mapping = create_role_worker_mapping(config)
+        pools = create_resource_pool_manager(config, mapping)
+        pools.check(ray.nodes())
+
+        # Everything that a user can get wrong comes before anything that takes long.
+        model = config.actor_rollout_ref.model
+        assert model.path is not None
+        folder = await asyncio.to_thread(copy_to_local, model.path)
+        tokenizer = await asyncio.to_thread(
+            hf_tokenizer,
+            model.tokenizer_path or folder,
+            trust_remote_code=model.trust_remote_code,
+            custom_chat_template=model.custom_chat_template,
+        )
+        processor = hf_processor(folder, trust_remote_code=model.trust_remote_code)
+        dataset = await asyncio.to_thread(create_rl_dataset, config.data.train_files, config.data, tokenizer, processor)
+        prompts = PromptStream(
+            dataset,
+            create_rl_sampler(config.data, dataset),
+            config.data.train_batch_size,
+            read_ahead_threads=config.data.dataloader_num_workers,
+        )
+        stack.callback(prompts.close)
+        validation: list[Prompt] = []
+        if config.data.val_files:
+            validating = await asyncio.to_thread(
+                create_rl_dataset, config.data.val_files, config.data, tokenizer, processor, is_train=False
+            )
+            validation = [validating[i] for i in range(len(validating))]
+        total_steps = config.trainer.total_training_steps or prompts.steps_per_epoch * config.trainer.total_epochs
+        step = controller["step"] if controller else 0
+        self._tell(("start", {"total_steps": total_steps, "step": step}))
+        if step >= total_steps:
+            self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}"))
+            return
+        rewards = RewardManager(config, tokenizer)
+        stack.push_async_callback(rewards.close)
+        await rewards.start()
+
+        checkpoints.root.mkdir(parents=True, exist_ok=True)
+        checkpoints.sweep()
+        observer = RunObserver(
+            config.trainer,
+            config=dataclasses.asdict(config),
+            config_yaml=config_yaml,
+            resume_step=step if controller else None,
+            decode=tokenizer.decode,
+            tell=self._tell,
+        )
+        succeeded = False
+        stack.callback(lambda: observer.finish(succeeded=succeeded))
+        if resumed:
+            self._tell(("note", f"going on after step {step}: {resumed}"))
+
+        pools.create(config.trainer.deadlines.start_s)
+        stack.callback(pools.close)
+        trainer, rollouts = await self.init_workers(config, mapping, pools, str(folder), total_steps, validation, stack)
+        if resumed:
+            await trainer.restore(resumed / "actor")
+        run = Run(
+            config,
+            trainer=trainer,
+            rollouts=rollouts,
+            rewards=rewards,
+            prompts=prompts,
+            validation_prompts=validation,
+            total_steps=total_steps,
+            devices=sum(pool.processes * pool.devices for pool in pools.pools.values()),
+            checkpoints=checkpoints,
+            observer=observer,
+        )
+        if controller:
+            run.restore(controller)
+        stack.push_async_callback(run.close)
+        if config.trainer.val_only:
+            await run.sync_weights()
+            await run.validate(run.step)
+        else:
+            await self.fit(run)
+        succeeded = True
+
+    async def init_workers(
+        self,
+        config: Config,
+        mapping: dict[Role, Any],
+        pools: ResourcePoolManager,
+        model_folder: str,
+        total_steps: int,
+        observer: RunObserver,
+    ) -> tuple[TrainerGroup, Router]:
+        """Start the trainer pool and the replicas, at the same time. A failure of either ends the other's start."""
+        async with asyncio.TaskGroup() as starting:
+            trainer = starting.create_task(
+                TrainerGroup.start(
+                    config,
+                    mapping[Role.Actor],
+                    pools,
+                    model_folder=model_folder,
+                    total_steps=total_steps,
+                    needs_reference=Role.RefPolicy in mapping,
+                )
+            )
+            replicas = starting.create_task(
+                start_replicas(config, mapping[Role.Rollout], pools, model_folder=model_folder, observer=observer)
+            )
+        group, (router, stores, verification) = trainer.result(), replicas.result()
+        return group, router
+
+
+class OneStepTaskRunner(TaskRunner):
+    """One-step-off-policy PPO: the same run, its steps overlapped."""
+
+    fit = staticmethod(one_step_off.fit)

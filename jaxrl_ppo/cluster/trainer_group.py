@@ -32,6 +32,8 @@ class TrainerGroup:
     def __init__(self, config: Config, workers: list[Any]):
         self.config, self.workers = config, workers
         self.stores: list[Any] = []  # of the rollout nodes, once those are known
+        self.probe: list[int] = []  # what weight syncs are checked with, likewise
+        self.probe_log_probs: dict[int, np.ndarray] = {}  # the trainer's, of the newest two weight versions
         self.deadlines = config.trainer.deadlines
 
     @classmethod
@@ -76,9 +78,6 @@ class TrainerGroup:
                 f"committed checkpoint. Cause: {error}"
             ) from error
 
-    async def version(self) -> int:
-        return (await self._all("version", "update_s"))[0]
-
     async def log_probs(self, batch: Batch) -> np.ndarray:
         return (await self._all("log_probs", "update_s", ray.put(batch)))[0]
 
@@ -88,12 +87,13 @@ class TrainerGroup:
     async def update_actor(self, batch: Batch) -> dict[str, float]:
         return (await self._all("update_actor", "update_s", ray.put(batch)))[0]
 
-    async def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
-        return (await self._all("score_tokens", "update_s", list(token_ids)))[0]
-
     async def stage_weights(self) -> WeightManifest:
         megabytes = self.config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
         version = (await self._all("stage_weights", "weights_s", self.stores, megabytes << 20))[0]
+        # Taken now, so that a replica can be checked at any time, the trainer busy with the next version or not.
+        self.probe_log_probs[version] = (await self._all("score_tokens", "weights_s", self.probe))[0]
+        for old in sorted(self.probe_log_probs)[:-2]:
+            del self.probe_log_probs[old]
         commits = asyncio.gather(*(store.commit.remote(version) for store in self.stores))
         manifests = await within(
             commits, self.deadlines.weights_s, "the weight stores to commit", "trainer.deadlines.weights_s"
