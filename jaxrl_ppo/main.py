@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -43,14 +45,26 @@ def main() -> None:
     """The command. Exits 0 after a run or a dry run, 2 on a configuration that cannot be run, else 1."""
     Plugins.instance().register(PackagedConfigs)
     sys.argv[1:] = normalise(sys.argv[1:], CONFIG_FOLDER)
-    _composed()
+    composed = False
+
+    def job(configuration: DictConfig) -> None:
+        nonlocal composed
+        composed = True
+        check_and_run(configuration)
+
+    try:
+        hydra.main(config_path=str(CONFIG_FOLDER), config_name="ppo_trainer", version_base="1.3")(job)()
+    except SystemExit as stop:
+        if stop.code == 1 and not composed:  # Hydra could not make a configuration of the command line
+            sys.exit(BAD_CONFIGURATION)
+        raise
 
 
-@hydra.main(config_path=str(CONFIG_FOLDER), config_name="ppo_trainer", version_base="1.3")
-def _composed(composed: DictConfig) -> None:
+def check_and_run(composed: DictConfig) -> None:
     """One run of the configuration that Hydra has composed."""
     try:
-        checked = read_config(composed, given_keys(HydraConfig.get().overrides.task))
+        overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        checked = read_config(composed, given_keys(overrides))
         print(table.render(checked.config, checked.notes), flush=True)
         if checked.config.trainer.dry_run:
             return
@@ -73,14 +87,20 @@ def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
         key = str(error.full_key or "?")
         raise ConfigError([Fault((key,), f"{key}: {str(error).splitlines()[0]}.")]) from error
     checked = validate_config(raw, given)
-    if not checked.config.ray_kwargs.ray_init.address:
+    if not joins_cluster(checked.config):
         auto_set_device(checked.config)
     return checked
 
 
+def joins_cluster(config: Config) -> bool:
+    """Whether the run joins a Ray cluster that is already there; else it starts one on this machine."""
+    address = config.ray_kwargs.ray_init.address or os.environ.get("RAY_ADDRESS")
+    return address is not None and address != "local"
+
+
 def check_devices(config: Config) -> None:
     """Raise DeviceError when this machine lacks devices that the pools need; a cluster is checked when it is joined."""
-    if config.ray_kwargs.ray_init.address:
+    if joins_cluster(config):
         return
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     needs = {trainer.device: sizes.trainer_devices(config)}
@@ -92,10 +112,10 @@ def check_devices(config: Config) -> None:
 
 
 def run_ppo(config: Config) -> None:
-    """Run a checked configuration to its end on a Ray cluster, started here or joined."""
-    from jaxrl_ppo.cluster.launch import run_ppo as launch
+    """Run a checked configuration to its end on a Ray cluster, started here or joined. Raises RunFailed."""
+    from jaxrl_ppo.cluster import launch
 
-    launch(config)
+    launch.run_ppo(config, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
 
 
 if __name__ == "__main__":

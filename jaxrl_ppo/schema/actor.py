@@ -126,7 +126,7 @@ class ActorConfig:
     use_dynamic_bsz: bool = key(False, "Fill micro-batches by tokens (ppo_max_token_len_per_gpu).")
     ppo_max_token_len_per_gpu: int = key(16384, "Tokens on one device at a time.", ge=1)
     clip_ratio: float = key(0.2, "How far the probability ratio may move; sets the two below.", ge=0)
-    clip_ratio_low: float = key(0.2, "Clip range downwards: 1 - clip_ratio_low.", ge=0, le=1)
+    clip_ratio_low: float = key(0.2, "Clip range downwards: 1 - clip_ratio_low.", ge=0)
     clip_ratio_high: float = key(0.2, "Clip range upwards: 1 + clip_ratio_high.", ge=0)
     clip_ratio_c: float = key(3.0, "Dual clip: bound on the loss of tokens with a negative advantage.", gt=1)
     tau_pos: float = key(1.0, "sapo: sharpness of the gate for positive advantages.", gt=0)

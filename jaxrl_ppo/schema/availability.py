@@ -66,7 +66,9 @@ MISSING = (
     Missing("actor_rollout_ref.actor.router_replay.mode", "router replay", only=(None, "disabled")),
     Missing("actor_rollout_ref.model.mtp.enable", "multi-token prediction", only=(None, False)),
     Missing(
-        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size", "a pipeline-parallel trainer", only=(None, 1)
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
+        "a pipeline-parallel trainer; actor.mesh.fsdp spreads layers over devices",
+        only=(None, 1),
     ),
     Missing("reward.reward_model.enable", "reward models", only=(False,), covers=("reward.reward_model",)),
     Missing("reward.sandbox_fusion.url", "the code sandbox", only=(None,), covers=("reward.sandbox_fusion",)),
@@ -91,7 +93,7 @@ def refuse_missing(raw: Mapping[str, Any]) -> list[Fault]:
             continue
         choices = infos[entry.key].choices if entry.key in infos else ()
         allowed = entry.only or tuple(choice for choice in choices if choice not in missing_values[entry.key])
-        text = f"{entry.key}={show(value)}: {entry.what} is not available yet; available: "
+        text = f"{entry.key}={show(value)}: not available yet ({entry.what}); available: "
         faults.append(Fault((entry.key,), text + ", ".join(show(choice) for choice in allowed) + "."))
     return faults
 

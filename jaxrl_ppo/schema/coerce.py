@@ -93,8 +93,8 @@ def _suggest(path: str) -> str:
     if near:
         return f" Did you mean {parent + '.' if parent else ''}{near[0]}?"
     same_name = [full for full in every if full.rpartition(".")[2] == name]
-    close = same_name or difflib.get_close_matches(path, every, n=1, cutoff=0.75)
-    return f" Did you mean {min(close, key=len)}?" if close else ""
+    close = same_name[:4] or difflib.get_close_matches(path, every, n=1, cutoff=0.75)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _convert(value: Any, hint: Any, info: KeyInfo) -> Any:
@@ -133,6 +133,8 @@ def _convert(value: Any, hint: Any, info: KeyInfo) -> Any:
     elif typing.get_origin(hint) is list:
         if isinstance(value, list | tuple):
             return [_convert(item, typing.get_args(hint)[0], info) for item in value]
+        if isinstance(value, str) and typing.get_args(hint)[0] is str:
+            return [value]  # verl recipes write trainer.logger=console
     elif typing.get_origin(hint) is dict and isinstance(value, Mapping):
         return dict(value)
     raise _WrongType(_name(hint))

@@ -27,6 +27,11 @@ def _is_remote(path: str) -> bool:
     return "://" in path
 
 
+def _hint(path: str) -> str:
+    """How to make a missing file of the quickstart."""
+    return "; run examples/quickstart/prepare.py first, or make run" if Path(path).parts[0] == ".quickstart" else ""
+
+
 def _model(config: Config, model_types: Collection[str] | None) -> Iterator[Fault]:
     model = config.actor_rollout_ref.model
     paths = {
@@ -36,7 +41,7 @@ def _model(config: Config, model_types: Collection[str] | None) -> Iterator[Faul
     }
     for key, path in paths.items():
         if path and not _is_remote(path) and not Path(path).expanduser().exists() and not HUB_ID.fullmatch(path):
-            yield Fault((key,), f"{key}={path}: there is no such folder.")
+            yield Fault((key,), f"{key}={path}: there is no such folder{_hint(path)}.")
     key = "actor_rollout_ref.model.hf_config_path" if model.hf_config_path else "actor_rollout_ref.model.path"
     folder = Path(paths[key] or "").expanduser()
     if not paths[key] or not folder.exists():
@@ -46,7 +51,9 @@ def _model(config: Config, model_types: Collection[str] | None) -> Iterator[Faul
         return
     yield from _model_folder(key, folder, model_types)
     if key.endswith(".path") and not [*folder.glob("*.safetensors")]:
-        yield Fault((key,), f"{key}={folder}: holds no *.safetensors file.")
+        yield Fault(
+            (key,), f"{key}={folder}: holds no *.safetensors file; save the model again with a recent transformers."
+        )
 
 
 def _model_folder(key: str, folder: Path, model_types: Collection[str] | None) -> Iterator[Fault]:
@@ -92,7 +99,7 @@ def _data_file(name: str, column: str) -> tuple[str | None, int | None]:
         return None, None
     path = Path(name).expanduser()
     if not path.is_file():
-        return "there is no such file", None
+        return f"there is no such file{_hint(name)}", None
     if path.stat().st_size == 0:
         return "is empty", None
     try:

@@ -42,15 +42,21 @@ def validate_config(
     config = to_dataclass(Config, tree, faults)
     changed = [path for path, _, _ in walk() if path in given or _value(config, path) != default_of(path)]
     fill_in(config)
-    at_fault = {key for fault in faults for key in fault.keys}
+    at_fault = tuple(
+        key for fault in faults for key in fault.keys
+    )  # these have their defaults now: no follow-up faults
     found = rules.check(config) + preflight.check(config, model_types)
-    faults += [fault for fault in found if not at_fault.intersection(fault.keys)]
+    faults += [fault for fault in found if not any(_is_within(key, at_fault) for key in fault.keys)]
     if faults:
         raise ConfigError(faults)
     idle += no_effect.without_effect(config, changed)
     if idle:
         notes.append("no effect here: " + ", ".join(idle))
     return Checked(config, tuple(notes))
+
+
+def _is_within(key: str, sections: Collection[str]) -> bool:
+    return any(key == section or key.startswith(section + ".") for section in sections)
 
 
 def _value(config: Config, path: str) -> Any:
