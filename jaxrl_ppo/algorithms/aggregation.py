@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_ppo.algorithms.masked import zero_outside
+from jaxrl_ppo.algorithms.masked import SequenceSum, zero_outside
 
 LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -54,3 +54,26 @@ def token_weights(
 def weighted_sum(token_values: jax.Array, weights: jax.Array) -> jax.Array:
     """sum(token_values * weights) as a float32 scalar; values where the weight is 0 are ignored, NaN included."""
     return jnp.sum(zero_outside(token_values, weights) * weights)
+
+
+def reject_in_loss(
+    mode: str, weights: jax.Array, mask: jax.Array, kept: jax.Array, sequence_sum: SequenceSum, sequences: int
+) -> tuple[jax.Array, jax.Array]:
+    """`weights` after a rejection that only the loss can decide (bypass mode), and the share of the divisor it removes.
+
+    `weights`, `mask` and `kept` (1 on tokens that stay) have the caller's layout [..., T]; `sequences` is the number of
+    sequences in the global mini-batch. What divides by a sequence's own length is adjusted here. The divisor of the
+    whole mini-batch cannot be known inside a micro-batch: the caller adds up the shares of all micro-batches and, at
+    the end, divides loss and gradient by 1 - their sum. The result is token_weights' with the two masks.
+    """
+    kept = kept * mask
+    length, kept_length = sequence_sum(mask), sequence_sum(kept)
+    remaining = weights * kept
+    if mode == "token-mean":
+        return remaining, jnp.sum(weights * (1 - kept))
+    if mode == "token-sum":
+        return remaining, jnp.zeros(())
+    if mode == "seq-mean-token-mean":
+        remaining = remaining * length / jnp.maximum(kept_length, 1)
+    rejected_whole = mask * (kept_length == 0) / jnp.maximum(length, 1)
+    return remaining, jnp.sum(rejected_whole) / sequences

@@ -36,7 +36,7 @@ def masked_variance(x: Array, mask: Array) -> jax.Array:
     count = jnp.sum(mask > 0)
     if not isinstance(count, jax.core.Tracer) and count < 2:
         raise ValueError(f"a variance needs at least two tokens in the mask, not {int(count)}")
-    deviation = x - masked_mean(x, mask)
+    deviation = zero_outside(x, mask) - masked_mean(x, mask)
     return masked_mean(jnp.square(deviation), mask) * count / (count - 1)
 
 

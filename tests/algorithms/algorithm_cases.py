@@ -60,6 +60,8 @@ def token_case(seed: int, samples: int = 12, tokens: int = 9) -> Arrays:
     new = np.minimum(old + rng.normal(0, 0.3, shape), -1e-3)
     new[2, 0], old[2, 0] = -0.1, -45.0
     new[3, 0], old[3, 0] = -50.0, -0.1
+    new[4, 0], old[4, 0] = -0.2, -9.2
+    new[5, 0], old[5, 0] = -9.2, -0.2
     case = {
         "log_probs": new,
         "old_log_probs": old,
@@ -76,15 +78,18 @@ def poison(x: np.ndarray, mask: np.ndarray, value: float) -> np.ndarray:
     return np.where(mask > 0, x, value).astype(np.float32)
 
 
-def oracle_gradient(function: Callable[[np.ndarray], float], x: np.ndarray, step: float = 1e-6) -> np.ndarray:
-    """Central differences of a float64 function of x, entry by entry."""
+def oracle_gradient(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    """Central differences of the sum of a float64 function of x, entry by entry of x.
+
+    Differences are taken before the sum, so that one huge term does not drown the others.
+    """
     x = x.astype(np.float64)
     gradient = np.zeros_like(x)
     for index in np.ndindex(x.shape):
         up, down = x.copy(), x.copy()
         up[index] += step
         down[index] -= step
-        gradient[index] = (function(up) - function(down)) / (2 * step)
+        gradient[index] = np.sum(function(up) - function(down)) / (2 * step)
     return gradient
 
 

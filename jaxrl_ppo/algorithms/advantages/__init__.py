@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxrl_ppo.algorithms.advantages import grpo  # noqa: F401 - registers
+from jaxrl_ppo.algorithms.advantages import gae, group_baselines, grpo, reinforce, token_baseline  # noqa: F401 - register
 from jaxrl_ppo.algorithms.advantages.inputs import AdvantageInputs
 from jaxrl_ppo.algorithms.registry import ADVANTAGES, Advantage, UserCodeError, find
 from jaxrl_ppo.algorithms.settings import AdvantageSettings

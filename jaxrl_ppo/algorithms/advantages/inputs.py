@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import numpy as np
 
 from jaxrl_ppo.algorithms.masked import Array, masked_sum
 
@@ -35,3 +36,10 @@ class AdvantageInputs:
     def spread(self, per_sample: jax.Array) -> jax.Array:
         """`per_sample` [B] at every token of the mask, [B, T]; 0 elsewhere."""
         return per_sample[:, None] * (self.mask > 0)
+
+
+def require_two_tokens(inputs: AdvantageInputs) -> None:
+    """Raise ValueError unless the mask has two tokens: one has no variance to whiten with."""
+    count = int(np.sum(np.asarray(inputs.mask) > 0))
+    if count < 2:
+        raise ValueError(f"advantages are whitened over the step's response tokens, but there are only {count}")

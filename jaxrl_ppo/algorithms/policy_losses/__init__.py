@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_ppo.algorithms.masked import zero_outside
-from jaxrl_ppo.algorithms.policy_losses import vanilla  # noqa: F401 - registers
+from jaxrl_ppo.algorithms.policy_losses import covariance, dppo, policy_gradient, sequence_level, vanilla  # noqa: F401 - register
 from jaxrl_ppo.algorithms.policy_losses.inputs import PolicyLossInputs
 from jaxrl_ppo.algorithms.registry import POLICY_LOSSES, PolicyLoss, UserCodeError, find
 from jaxrl_ppo.algorithms.settings import PolicyLossSettings
