@@ -77,12 +77,3 @@ def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_le
         versions=column([s.versions for s in samples], np.int32),
         scores=np.array([s.reward for s in samples], np.float32),
     )
-
-
-def outcome_rewards(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Token rewards [B, T] float32: each sample's score [B] on its last response token; an empty response gets none."""
-    rewards = np.zeros(mask.shape, np.float32)
-    last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1] > 0, axis=1)
-    answered = mask.any(axis=1)
-    rewards[np.flatnonzero(answered), last[answered]] = scores[answered]
-    return rewards

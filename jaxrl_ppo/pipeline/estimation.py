@@ -8,8 +8,10 @@ import numpy as np
 
 from jaxrl_ppo.algorithms.advantages import advantage_function, find_advantage
 from jaxrl_ppo.algorithms.advantages.inputs import AdvantageInputs
+from jaxrl_ppo.algorithms.correction import correct_on_host
+from jaxrl_ppo.algorithms.diagnostics import rollout_metrics, weight_metrics
 from jaxrl_ppo.algorithms.kl import KlController, penalise_rewards
-from jaxrl_ppo.pipeline.batching import outcome_rewards
+from jaxrl_ppo.algorithms.token_rewards import place_scores
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.records import Batch
 
@@ -28,7 +30,7 @@ class Estimation:
         """Compute the batch's advantages. Needs its scores, old log-probs and, with a KL term, reference log-probs."""
         metrics: dict[str, float] = {}
         mask = batch.response_mask
-        rewards = outcome_rewards(batch.scores, mask)
+        rewards = place_scores(batch.scores, mask)
         assert batch.old_log_probs is not None
         if self.algorithm.use_kl_in_reward:
             assert batch.ref_log_probs is not None
@@ -48,6 +50,23 @@ class Estimation:
                 old_log_probs=batch.old_log_probs,
             )
         )
+        if not self.algorithm.rollout_correction.bypass_mode:
+            metrics |= self._correct(batch)
+        return metrics
+
+    def _correct(self, batch: Batch) -> dict[str, float]:
+        """Rollout correction on the host: what the trainer's old log-probs say of the engine's. Fills its columns."""
+        assert batch.old_log_probs is not None
+        mask, settings = batch.response_mask, self.algorithm.rollout_correction
+        metrics = rollout_metrics(batch.old_log_probs, batch.rollout_log_probs, mask)
+        if settings.rollout_is is None and settings.rollout_rs is None:
+            return metrics
+        correction = correct_on_host(batch.old_log_probs, batch.rollout_log_probs, mask, settings)
+        batch.kept_mask, batch.importance_weights = correction.mask, correction.importance_weights
+        tokens = max(float(mask.sum()), 1.0)
+        metrics |= {name: float((values * mask).sum()) / tokens for name, values in correction.metrics.items()}
+        if correction.importance_weights is not None:
+            metrics |= weight_metrics(correction.importance_weights, mask)
         return metrics
 
     def state(self) -> dict[str, Any]:

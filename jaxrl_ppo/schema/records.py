@@ -71,3 +71,4 @@ class Batch:
     advantages: Floats | None = None  # [B, T]
     returns: Floats | None = None  # [B, T]
     importance_weights: Floats | None = None  # [B, T] rollout correction
+    kept_mask: Floats | None = None  # [B, T] response_mask without what rollout correction rejected
