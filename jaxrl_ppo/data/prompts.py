@@ -1,0 +1,128 @@
+"""From a row in verl's form to a `Prompt`: checks, chat template, token ids, length."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_ppo.data.rows import DataError, Row
+from jaxrl_ppo.schema.records import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from jaxrl_ppo.schema.config import DataConfig
+
+OPTIONAL_COLUMNS = ("reward_model", "extra_info")
+
+
+class PromptBuilder:
+    """Makes prompts of rows. May be used from several threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig):
+        self.tokenizer = tokenizer
+        self.config = config
+        self.max_length = config.max_prompt_length
+        self.truncation = config.truncation
+        self.prompt_key = config.prompt_key
+        self.source_key = config.reward_fn_key
+        self.template_arguments = {"add_generation_prompt": True, **config.apply_chat_template_kwargs}
+        # Hugging Face tokenizers may change their own state in a call.
+        self._lock = threading.Lock()
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Columns that every row must have."""
+        return self.prompt_key, self.source_key
+
+    def build(self, row: Row, where: str, ordinal: int) -> Prompt:
+        """The prompt of `row`, which `where` names in messages. Raises DataError for a row that cannot be used."""
+        messages = self.messages(row, where)
+        source, ground_truth, extra_info = self.task(row, where)
+        token_ids = self.fit(self.encode([self.render(messages, where)])[0], where)
+        return Prompt(ordinal, tuple(token_ids), messages, source, ground_truth, extra_info)
+
+    def messages(self, row: Row, where: str) -> list[dict[str, Any]]:
+        """The row's chat messages, checked."""
+        if self.prompt_key not in row:
+            raise DataError(f"{where}: no column {self.prompt_key!r} (data.prompt_key); it has {', '.join(row)}")
+        messages = row[self.prompt_key]
+        if messages is None or (isinstance(messages, list | str) and not len(messages)):
+            raise DataError(f"{where}: the prompt is empty")
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise DataError(
+                f"{where}: the prompt (column {self.prompt_key!r}) must be a list of {{role, content}} messages, "
+                f"as the chat template takes them, not {_shown(messages)}"
+            )
+        # Parquet gives every message the keys of all messages, None where it has none of its own.
+        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        for message in messages:
+            if "role" not in message:
+                raise DataError(f"{where}: a message of the prompt has no role: {_shown(message)}")
+        if not any(_has_content(message) for message in messages):
+            raise DataError(f"{where}: the prompt is empty: none of its messages has any content")
+        return messages
+
+    def render(self, messages: list[dict[str, Any]], where: str) -> str:
+        """The messages as text, in the model's chat format."""
+        from jinja2 import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_arguments)
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise DataError(
+                f"{where}: the chat template refuses the prompt: {type(error).__name__}: {error}"
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of rendered prompts; the template has put every special token in already."""
+        with self._lock:
+            return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+    def fit(self, token_ids: list[int], where: str) -> list[int]:
+        """`token_ids`, cut to data.max_prompt_length as data.truncation says; DataError where it says `error`."""
+        limit = self.max_length
+        if len(token_ids) <= limit:
+            return token_ids
+        if self.truncation == "left":
+            return token_ids[-limit:]
+        if self.truncation == "right":
+            return token_ids[:limit]
+        if self.truncation == "middle":
+            return token_ids[: limit // 2] + token_ids[len(token_ids) - (limit - limit // 2) :]
+        raise DataError(
+            f"{where}: the prompt has {len(token_ids)} tokens, data.max_prompt_length is {limit}. Raise it, set "
+            "data.filter_overlong_prompts=true to drop such rows, or data.truncation to left, right or middle"
+        )
+
+    def task(self, row: Row, where: str) -> tuple[str, Any, dict[str, Any]]:
+        """What the reward function gets beside the response: data source, ground truth, extra information."""
+        source = row.get(self.source_key)
+        if not isinstance(source, str):
+            raise DataError(
+                f"{where}: column {self.source_key!r} (data.reward_fn_key) must be text, not {_shown(source)}"
+            )
+        ground_truth = self._mapping(row, "reward_model", where).get("ground_truth")
+        return source, ground_truth, self._mapping(row, "extra_info", where)
+
+    @staticmethod
+    def _mapping(row: Row, column: str, where: str) -> dict[str, Any]:
+        value = row.get(column)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise DataError(f"{where}: column {column!r} must be a mapping, not {_shown(value)}")
+        return value
+
+
+def _has_content(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return bool(content.strip()) if isinstance(content, str) else bool(content)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

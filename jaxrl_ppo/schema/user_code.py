@@ -1,0 +1,58 @@
+"""Loads what a user names in the configuration from a Python file of theirs, with errors that point into that file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class UserCodeError(Exception):
+    """A user's file, or a name in it, is missing or broken; the message names the configuration key, file and line."""
+
+
+def load_name(path: str, name: str, key: str) -> Any:
+    """`name` from the Python file `path`; the file is executed once per process.
+
+    `key` is the configuration key that named the file, for messages. Raises UserCodeError for a missing file, one that
+    fails when executed, or one without that name.
+    """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise UserCodeError(f"{key}: there is no file {file}")
+    module = _load(file, key)
+    if not hasattr(module, name):
+        own = sorted(n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__)
+        raise UserCodeError(f"{key}: {file} has no {name!r}; what it defines: {', '.join(own) or 'nothing'}")
+    return getattr(module, name)
+
+
+def _load(file: Path, key: str) -> ModuleType:
+    # The name is a function of the path, so that objects of the module's classes can be pickled between processes.
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UserCodeError(f"{key}: {file} is not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserCodeError(f"{key}: {describe(error, file)}") from error
+    return module
+
+
+def describe(error: BaseException, file: Path) -> str:
+    """`error` in one line, with the last line of `file` that it passed through."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    line = f", line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error} ({file}{line})"
