@@ -74,6 +74,10 @@ class Prompts(Protocol):
         """The next `train_batch_size` prompts."""
         ...
 
+    def update(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
+        """Tell a curriculum sampler what a trained batch scored."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Where the stream stands, as JSON-able data."""
         ...

@@ -183,15 +183,16 @@ class Run:
                 batch.ref_log_probs = await self.trainer.ref_log_probs(batch)
         with self._phase("adv", step, "advantage"):
             metrics |= await asyncio.to_thread(self.estimation.estimate, batch)
-        with self._phase("update_actor", step):
-            metrics |= await self.trainer.update_actor(batch)
-        with self._phase("stage_weights", step, "weight_sync"):
-            await self._stage(step)
         data = self.config.data
         metrics |= batch_metrics(
             batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
         )
+        with self._phase("update_actor", step):
+            metrics |= await self.trainer.update_actor(batch)
+        with self._phase("stage_weights", step, "weight_sync"):
+            await self._stage(step)
         self.observer.rollout(step, batch, generated.samples)
+        self.prompts.update(batch.prompts, generated.samples)
         self._trained = batch
 
     def _staleness(self, step: int, batch: Batch) -> float:
