@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,8 @@ def start_ray(config: Config) -> None:
     )
 
 
-def run_ppo(config: Config, config_yaml: str) -> None:
-    """Run to the end, the pipeline that `trainer.mode` names. Raises RunFailed when the run does.
-
-    `config_yaml` is the resolved configuration as text, for the run folder.
-    """
+def run_ppo(config: Config) -> None:
+    """Run to the end, the pipeline that `trainer.mode` names. Raises RunFailed when the run does."""
     if config.trainer.mode == "one_step_off":
         runner_class: type[TaskRunner] = OneStepTaskRunner
     else:
@@ -71,7 +68,7 @@ def run_ppo(config: Config, config_yaml: str) -> None:
             .options(num_cpus=CPU_SHARE, max_concurrency=16, runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})
             .remote(os.getcwd())
         )
-        result = runner.run.remote(config, config_yaml)
+        result = runner.run.remote(config)
         _show(runner, config)
         ray.get(result)
         if config.ray_kwargs.timeline_json_file:
@@ -79,7 +76,9 @@ def run_ppo(config: Config, config_yaml: str) -> None:
     except ray.exceptions.RayTaskError as error:
         raise RunFailed(describe(error)) from error
     except ray.exceptions.RayActorError as error:
-        raise RunFailed(f"the task runner died ({error}); the same command goes on after the last checkpoint") from error
+        raise RunFailed(
+            f"the task runner died ({error}); the same command goes on after the last checkpoint"
+        ) from error
     finally:
         ray.shutdown()
 
@@ -98,11 +97,12 @@ def describe(error: ray.exceptions.RayTaskError) -> str:
 def _show(runner: Any, config: Config) -> None:
     """Print what the task runner tells until it has nothing more to say."""
     events = runner.events.options(num_returns="streaming").remote()
-    start = ray.get(next(events))
-    if start is None:  # it failed before it began; its result says why
-        return
-    with Console(total_steps=start["total_steps"], start_step=start["step"], steps="console" in config.trainer.logger) as console:
+    with ExitStack() as stack:
+        console: Console | None = None
         for reference in events:
             method, *args = ray.get(reference)
-            getattr(console, method)(*args)
-    sys.stdout.flush()
+            if method == "start":
+                steps = "console" in config.trainer.logger
+                console = stack.enter_context(Console(steps=steps, **args[0]))
+            else:
+                getattr(console, method)(*args)

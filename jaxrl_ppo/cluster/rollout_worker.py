@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
+
+from jaxrl_ppo.cluster.process import enter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 class RolloutWorker:
     """Replica `index`; its engine's methods, and `start` before them."""
 
-    def __init__(self, config: Config, index: int):
-        affinity = config.actor_rollout_ref.rollout.cpu_affinity
-        if affinity:
-            os.sched_setaffinity(0, affinity)
+    def __init__(self, folder: str, config: Config, index: int):
+        cores = config.actor_rollout_ref.rollout.cpu_affinity
+        enter(folder, cores[index] if cores else None)
         self.config, self.index = config, index
         self.engine: RolloutEngine
 
@@ -33,7 +33,9 @@ class RolloutWorker:
         if rollout.name == "vllm":
             from jaxrl_ppo.rollout.vllm_engine import VllmEngine
 
-            self.engine = await VllmEngine.create(model_folder, rollout, index=self.index)
+            self.engine = await VllmEngine.create(
+                model_folder, rollout, index=self.index, start_deadline_s=self.config.trainer.deadlines.start_s
+            )
         else:
             from jaxrl_ppo.rollout.jax_engine import JaxEngine
 

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
-import os
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import yaml
 
-import device
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
+from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
-from jaxrl_ppo.cluster.rollout_group import start_replicas
+from jaxrl_ppo.cluster.rollout_group import RolloutGroup
 from jaxrl_ppo.cluster.trainer_group import TrainerGroup
 from jaxrl_ppo.data import PromptStream, copy_to_local, create_rl_dataset, create_rl_sampler, hf_processor, hf_tokenizer
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import one_step_off, sync
 from jaxrl_ppo.pipeline.checkpoints import Checkpoints
-from jaxrl_ppo.pipeline.estimation import Estimation
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
-from jaxrl_ppo.rollout.engine import resolve_engine_name
+from jaxrl_ppo.rollout.engine import RolloutEngine
+from jaxrl_ppo.rollout.probe import check_probe
+from jaxrl_ppo.rollout.router import Router
+from jaxrl_ppo.rollout.select import resolve_engine_name
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt
+    from jaxrl_ppo.weights.manifest import WeightManifest
 
 KEPT_BY_DEFAULT = 3  # checkpoints
-
-log = logging.getLogger(__name__)
 
 
 class TaskRunner:
@@ -43,8 +44,7 @@ class TaskRunner:
 
     def __init__(self, folder: str):
         """`folder` is the driver's working directory, which relative paths of the configuration start from."""
-        if os.path.isdir(folder):
-            os.chdir(folder)
+        enter(folder)
         self._events: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -57,16 +57,16 @@ class TaskRunner:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    async def run(self, config: Config, config_yaml: str) -> None:
+    async def run(self, config: Config) -> None:
         """The whole run. Raises what ended it, if that is an error."""
         self._loop = asyncio.get_running_loop()
         try:
             async with AsyncExitStack() as stack:
-                await self._run(config, config_yaml, stack)
+                await self._run(config, stack)
         finally:
             self._events.put_nowait(None)
 
-    async def _run(self, config: Config, config_yaml: str, stack: AsyncExitStack) -> None:
+    async def _run(self, config: Config, stack: AsyncExitStack) -> None:
         rollout = config.actor_rollout_ref.rollout
         rollout.name = resolve_engine_name(rollout.name)
         checkpoints = Checkpoints(
@@ -106,7 +106,7 @@ class TaskRunner:
             validation = [validating[i] for i in range(len(validating))]
         total_steps = config.trainer.total_training_steps or prompts.steps_per_epoch * config.trainer.total_epochs
         step = controller["step"] if controller else 0
-        self._tell(("start", {"total_steps": total_steps, "step": step}))
+        self._tell(("start", {"total_steps": total_steps, "start_step": step}))
         if step >= total_steps:
             self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}"))
             return
@@ -118,8 +118,8 @@ class TaskRunner:
         checkpoints.sweep()
         observer = RunObserver(
             config.trainer,
-            config=dataclasses.asdict(config),
-            config_yaml=config_yaml,
+            config=(resolved := dataclasses.asdict(config)),
+            config_yaml=yaml.safe_dump(resolved, sort_keys=False),
             resume_step=step if controller else None,
             decode=tokenizer.decode,
             tell=self._tell,
@@ -131,7 +131,15 @@ class TaskRunner:
 
         pools.create(config.trainer.deadlines.start_s)
         stack.callback(pools.close)
-        trainer, rollouts = await self.init_workers(config, mapping, pools, str(folder), total_steps, validation, stack)
+        trainer, rollouts = await self.init_workers(
+            config,
+            mapping,
+            pools,
+            model_folder=str(folder),
+            total_steps=total_steps,
+            probe=list(dataset[0].token_ids),
+        )
+        stack.push_async_callback(rollouts.close)
         if resumed:
             await trainer.restore(resumed / "actor")
         run = Run(
@@ -161,27 +169,45 @@ class TaskRunner:
         config: Config,
         mapping: dict[Role, Any],
         pools: ResourcePoolManager,
+        *,
         model_folder: str,
         total_steps: int,
-        observer: RunObserver,
+        probe: list[int],
     ) -> tuple[TrainerGroup, Router]:
-        """Start the trainer pool and the replicas, at the same time. A failure of either ends the other's start."""
+        """Start the trainer pool and the replicas, at the same time; a failure of either ends the start of the other.
+
+        `probe` are the tokens with which every weight load is checked.
+        """
+        rollouts = RolloutGroup(config, mapping[Role.Rollout], pools, model_folder)
+        actor = config.actor_rollout_ref.actor
+        updates = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * actor.ppo_epochs
+
+        async def verify(index: int, replica: RolloutEngine, manifest: WeightManifest) -> None:
+            expected = trainer.probe_log_probs
+            check_probe(
+                replica=index,
+                version=manifest.version,
+                measured=await replica.score(probe),
+                expected=expected[manifest.version],
+                previous=next((expected[v] for v in sorted(expected, reverse=True) if v < manifest.version), None),
+                dtype=config.actor_rollout_ref.rollout.dtype,
+            )
+
         async with asyncio.TaskGroup() as starting:
-            trainer = starting.create_task(
+            replicas = starting.create_task(rollouts.start(verify))
+            trainers = starting.create_task(
                 TrainerGroup.start(
                     config,
                     mapping[Role.Actor],
                     pools,
                     model_folder=model_folder,
-                    total_steps=total_steps,
+                    total_steps=total_steps * updates,
                     needs_reference=Role.RefPolicy in mapping,
                 )
             )
-            replicas = starting.create_task(
-                start_replicas(config, mapping[Role.Rollout], pools, model_folder=model_folder, observer=observer)
-            )
-        group, (router, stores, verification) = trainer.result(), replicas.result()
-        return group, router
+        trainer = trainers.result()
+        trainer.stores, trainer.probe = rollouts.start_stores(), probe
+        return trainer, replicas.result()
 
 
 class OneStepTaskRunner(TaskRunner):

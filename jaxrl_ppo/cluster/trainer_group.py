@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import device
-from jaxrl_ppo.cluster.deadlines import within
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
+from jaxrl_ppo.rollout.deadline import within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,14 +51,16 @@ class TrainerGroup:
         pool = pools.pool_of(Role.Actor)
         environment = device.jax_environment(config.trainer.device, local_devices=pool.devices)
         workers = [
-            worker_class.options(
-                **pools.options(Role.Actor, rank), runtime_env={"env_vars": environment}, name=f"trainer-{os.getpid()}-{rank}"
-            ).remote(config, rank, pool.processes)
+            worker_class.options(**pools.options(Role.Actor, rank), runtime_env={"env_vars": environment}).remote(
+                os.getcwd(), config, rank, pool.processes
+            )
             for rank in range(pool.processes)
         ]
         group = cls(config, workers)
         coordinator = await within(
-            workers[0].address.remote(), group.deadlines.start_s, "trainer process 0 to start", "trainer.deadlines.start_s"
+            workers[0].address.remote(),
+            group.deadlines.start_s,
+            "trainer process 0 to start (trainer.deadlines.start_s)",
         )
         await group._all("start", "start_s", coordinator, model_folder, total_steps, needs_reference)
         return group
@@ -69,8 +71,7 @@ class TrainerGroup:
             return await within(
                 calls,
                 getattr(self.deadlines, deadline),
-                f"{method} on the {len(self.workers)} trainer process(es)",
-                f"trainer.deadlines.{deadline}",
+                f"{method} on the {len(self.workers)} trainer process(es) (trainer.deadlines.{deadline})",
             )
         except ray.exceptions.RayActorError as error:
             raise TrainerDied(
@@ -96,7 +97,7 @@ class TrainerGroup:
             del self.probe_log_probs[old]
         commits = asyncio.gather(*(store.commit.remote(version) for store in self.stores))
         manifests = await within(
-            commits, self.deadlines.weights_s, "the weight stores to commit", "trainer.deadlines.weights_s"
+            commits, self.deadlines.weights_s, "the weight stores to commit (trainer.deadlines.weights_s)"
         )
         return manifests[0]  # the same on every node, path included
 

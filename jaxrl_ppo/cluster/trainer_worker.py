@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
+
+from jaxrl_ppo.cluster.process import enter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +23,8 @@ PUTS_IN_FLIGHT = 2  # buckets on their way to the stores while the next one leav
 class TrainerWorker:
     """Process `rank` of the trainer pool. Every call but `address` is made on all processes alike, in one order."""
 
-    def __init__(self, config: Config, rank: int, processes: int):
-        if config.trainer.cpu_affinity:
-            os.sched_setaffinity(0, config.trainer.cpu_affinity)  # before JAX counts the cores for its threads
+    def __init__(self, folder: str, config: Config, rank: int, processes: int):
+        enter(folder, config.trainer.cpu_affinity)
         self.config, self.rank, self.processes = config, rank, processes
 
     def address(self) -> str:
@@ -34,7 +34,10 @@ class TrainerWorker:
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def start(self, coordinator: str, model_folder: str, total_steps: int, needs_reference: bool) -> None:
-        """Join the JAX program at `coordinator`, build the mesh and load the model."""
+        """Join the JAX program at `coordinator`, build the mesh and load the model.
+
+        `total_steps` counts optimizer steps.
+        """
         from jaxrl_ppo.training.distributed import initialize
         from jaxrl_ppo.training.policy import PolicyTrainer
 
@@ -52,10 +55,6 @@ class TrainerWorker:
             needs_reference=needs_reference,
             seed=self.config.actor_rollout_ref.actor.data_loader_seed,
         )
-
-    def version(self) -> int:
-        """Number of actor optimizer steps so far."""
-        return self.trainer.version
 
     def log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probs [B, T] under the current weights."""

@@ -61,7 +61,9 @@ class RunObserver:
         self._trackers.log(metrics, step)
         self._tell(("step", step, dict(metrics)))
 
-    def validation(self, step: int, prompts: Sequence[Prompt], samples: Sequence[Sample], metrics: Mapping[str, float]) -> None:
+    def validation(
+        self, step: int, prompts: Sequence[Prompt], samples: Sequence[Sample], metrics: Mapping[str, float]
+    ) -> None:
         """One finished validation; `prompts[i]` is the question of `samples[i]`."""
         self._writer.write_validation(step, prompts, samples)
         if self._settings.validation_data_dir:

@@ -94,7 +94,9 @@ class Checkpoints:
         if mode == "resume_path":
             folder = Path(str(path))
             if not (folder / MARKER).is_file():
-                raise CheckpointError(f"trainer.resume_from_path={path} holds no committed checkpoint ({MARKER} is missing)")
+                raise CheckpointError(
+                    f"trainer.resume_from_path={path} holds no committed checkpoint ({MARKER} is missing)"
+                )
             return folder
         steps = self.committed()
         return self.folder(steps[-1]) if steps else None

@@ -145,9 +145,7 @@ class Run:
         )
         requests = make_requests(prompts, rollout.n, sampling, seed=rollout.seed, purpose=TRAINING)
         samples = ordered(prompts, await self._sample(step, prompts, requests))
-        return Generated(
-            make_batch(prompts, samples, rollout.response_length), samples, self.rewards.batch_report()
-        )
+        return Generated(make_batch(prompts, samples, rollout.response_length), samples, self.rewards.batch_report())
 
     async def _sample(self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request]) -> list[Sample]:
         """Generate, and score each sample as soon as it is there."""
