@@ -66,8 +66,8 @@ class ResourcePoolManager:
                 if not fitting:
                     have = {k: sum(n["Resources"].get(k, 0.0) for n in nodes if n["Alive"]) for k in bundle}
                     raise PlacementError(
-                        f"pool '{pool.name}' needs {pool.processes} process(es) with {bundle} each ({pool.keys}), and "
-                        f"there is no room for process {process}: the cluster has {have} on {len(nodes)} node(s), shared "
+                        f"pool '{pool.name}' needs {pool.processes} process(es) with {bundle} each ({pool.keys}), "
+                        f"and process {process} has no room: the cluster has {have} on {len(nodes)} node(s), shared "
                         f"by the pools {sorted(self.pools)}. Make the pool smaller or add nodes."
                     )
                 for k, v in bundle.items():

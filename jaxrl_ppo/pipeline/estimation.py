@@ -17,7 +17,7 @@ from jaxrl_ppo.schema.records import Batch
 
 
 class Estimation:
-    """Fills a batch's `token_rewards`, `advantages` and `returns`; holds the KL controller, which a checkpoint keeps."""
+    """Fills a batch's `token_rewards`, `advantages` and `returns`; holds the KL controller."""
 
     def __init__(self, config: Config):
         """Raises UserCodeError when the configured estimator is a user's and cannot be loaded."""

@@ -21,7 +21,6 @@ from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.records import Batch, Prompt, Sample
 from jaxrl_ppo.weights.manifest import WeightManifest
 
-
 VERSIONS_REMEMBERED = 64  # weight versions whose step is known, for the staleness of samples
 VALIDATION_STEP = -1  # where the timings of a validation's generation go, which are not a training step's
 
@@ -52,7 +51,7 @@ class Run:
         checkpoints: Checkpoints,
         observer: Observer,
     ):
-        """`devices` counts the accelerators of all pools. Raises UserCodeError for a user's estimator that is broken."""
+        """`devices` counts the accelerators of all pools. Raises UserCodeError for a user's broken estimator."""
         self.config = config
         self.trainer, self.rollouts, self.rewards, self.prompts = trainer, rollouts, rewards, prompts
         self.validation_prompts = validation_prompts
