@@ -1,0 +1,111 @@
+"""Every pipeline mode end to end: Hydra, Ray, a trainer pool, rollout replicas, rewards, the run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from jaxrl_ppo.observability.timeline import generation_overlap, read_spans
+
+STEPS = 4
+
+
+@pytest.mark.parametrize(("mode", "staleness"), [("sync", [0, 0, 0, 0]), ("one_step_off", [0, 1, 1, 1])])
+def test_mode_runs_to_its_end(command, mode, staleness):
+    output = command.run(f"trainer.mode={mode}", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2")
+    metrics = command.metrics()
+    assert [metrics[step]["training/staleness"] for step in range(1, STEPS + 1)] == staleness
+    assert "step 4/4" in output
+    assert "validation at step 4" in output
+    for step in range(1, STEPS + 1):
+        for name in ("critic/score/mean", "actor/pg_loss", "actor/grad_norm", "timing_s/gen", "timing_s/step"):
+            assert np.isfinite(metrics[step][name]), name
+    for step in (0, 2, 4):
+        assert any(name.startswith("val-core/arithmetic/") for name in metrics[step])
+    assert command.ordinals() == {s: [4 * (s - 1) + i for i in range(4) for _ in range(4)] for s in range(1, 5)}
+    assert (command.folder / "global_step_4" / "COMMITTED").exists()
+    assert yaml.safe_load((command.folder / "config.yaml").read_text())["trainer"]["mode"] == mode
+    json.loads((command.folder / "timeline.json").read_text())
+    overlap = generation_overlap(read_spans(command.folder / "timeline.json"))
+    if mode == "sync":
+        assert set(overlap.values()) == {0}
+    else:
+        assert all(overlap[step] > 0 for step in range(1, STEPS)), overlap
+
+
+def test_jax_engine_in_float32_gives_the_trainers_log_probs(command):
+    command.run("trainer.mode=sync", "trainer.total_training_steps=3", "actor_rollout_ref.rollout.dtype=float32",
+                "algorithm.rollout_correction.bypass_mode=false")  # fmt: skip
+    for step, row in command.metrics().items():
+        if step:
+            assert row["training/rollout_probs_diff_max"] < 1e-5
+
+
+def test_vllm_replicas_train_too(command):
+    command.run(
+        "actor_rollout_ref.rollout.name=vllm",
+        "rollout.n_gpus_per_node=2",
+        "trainer.total_training_steps=3",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.rollout.enforce_eager=true",
+    )
+    metrics = command.metrics()
+    assert [metrics[step]["training/staleness"] for step in (1, 2, 3)] == [0, 1, 1]
+    assert all(metrics[step]["training/rollout_probs_diff_max"] < 1e-3 for step in (1,))
+
+
+@pytest.mark.parametrize("mode", ["sync", "one_step_off"])
+def test_killed_and_started_again_it_goes_on_exactly(command, mode, tmp_path):
+    settings = (
+        f"trainer.mode={mode}",
+        "trainer.total_training_steps=5",
+        "trainer.save_freq=1",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+    )
+    command.run(*settings)
+    whole = load_file(command.folder / "global_step_5" / "huggingface" / "model.safetensors")
+    ordinals = command.ordinals()
+
+    command.folder = tmp_path / "killed"
+    process = command.start(*settings)
+    marker = command.folder / "global_step_2" / "COMMITTED"
+    deadline = time.time() + 300
+    while not marker.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.time() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+    output = command.run(*settings)
+    assert "going on after step" in output
+    assert command.ordinals() == ordinals
+    again = load_file(command.folder / "global_step_5" / "huggingface" / "model.safetensors")
+    assert all(np.array_equal(whole[name].view(np.uint8), again[name].view(np.uint8)) for name in whole)
+    assert "nothing to do" in command.run(*settings)
+
+
+def test_two_processes_with_two_devices_train_as_one_with_one(command, tmp_path):
+    settings = (
+        "trainer.mode=sync",
+        "trainer.total_training_steps=3",
+        "trainer.test_freq=-1",
+        "actor_rollout_ref.rollout.dtype=float32",
+    )
+    command.run(*settings)
+    one = command.metrics()
+    command.folder = tmp_path / "four"
+    command.run(*settings, "trainer.nnodes=2", "trainer.n_gpus_per_node=2")
+    four = command.metrics()
+    for step in (1, 2, 3):
+        for name in ("actor/pg_loss", "actor/grad_norm", "critic/score/mean"):
+            assert one[step][name] == pytest.approx(four[step][name], abs=1e-4), (step, name)
