@@ -115,6 +115,9 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         ]
         inside = ", ".join(f"{label} {seconds:.1f}" for label, seconds in split if seconds is not None)
         parts.append(f"{metrics['timing_s/step']:.1f} s ({inside})")
+    idle = [(pool, metrics.get(f"perf/idle_share/{pool}")) for pool in ("trainer", "rollout")]
+    if any(share is not None for _, share in idle):
+        parts.append("idle " + ", ".join(f"{pool} {share:.0%}" for pool, share in idle if share is not None))
     if any(name.startswith("val-core/") for name in metrics):
         parts.append(validation_line(metrics))
     return "  ".join(parts)

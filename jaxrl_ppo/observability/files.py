@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` in one rename, so that a reader or a crash finds the old or the new file, whole."""
@@ -47,7 +49,10 @@ def plain(value: Any) -> Any:
 
 def json_line(row: Mapping[str, Any]) -> str:
     """One row as a line of JSON, newline included."""
-    return json.dumps(plain(row), ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+    try:
+        return _ENCODE(row) + "\n"
+    except (ValueError, TypeError):  # numpy values, NaN; `plain` is slow on long lists of tokens, so only then
+        return _ENCODE(plain(row)) + "\n"
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

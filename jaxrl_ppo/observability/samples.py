@@ -41,8 +41,14 @@ class SampleWriter:
             if step_of(path) > step:
                 path.unlink()
 
-    def write_rollout(self, step: int, batch: Batch, samples: Sequence[Sample]) -> Path:
-        """Write the samples of a training step; `samples` are the batch's rows, in the same order."""
+    def write_rollout(
+        self, step: int, batch: Batch, samples: Sequence[Sample], *, trainer_log_probs: np.ndarray | None = None
+    ) -> Path:
+        """Write the samples of a training step; `samples` are the batch's rows, in the same order.
+
+        `trainer_log_probs` [B, T] are the trainer's log-probs where `batch.old_log_probs` are not (bypass mode).
+        """
+        trainer = batch.old_log_probs if trainer_log_probs is None else trainer_log_probs
         rows: list[dict[str, Any]] = []
         for number in _whole_groups(batch.group, SAMPLES_PER_STEP):
             sample, prompt = samples[number], batch.prompts[batch.group[number]]
@@ -50,8 +56,8 @@ class SampleWriter:
             length = len(sample.response_ids)
             if batch.advantages is not None and length:
                 row["advantage"] = round(float(batch.advantages[number, 0]), 5)
-            if "tokens" in row and batch.old_log_probs is not None:
-                row["trainer_log_probs"] = _rounded(batch.old_log_probs[number, :length])
+            if "tokens" in row and trainer is not None:
+                row["trainer_log_probs"] = _rounded(trainer[number, :length])
             rows.append(row)
         return self._write(ROLLOUT, step, rows)
 

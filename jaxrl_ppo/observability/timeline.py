@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -25,6 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 FAULTS = "faults"
 EVENTS_PER_FILE = 20_000
 FLUSH_SECONDS = 2.0
+RECENT_SPANS = 2000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._lines: list[str] = []  # one event each
+        self._recent: collections.deque[Span] = collections.deque(maxlen=RECENT_SPANS)
         self._written = 0.0
         self._dirty = False
         if resume_step is not None:
@@ -80,6 +83,8 @@ class Timeline:
         if end < start:
             raise ValueError(f"timeline event {name!r} of step {step} ends {start - end:.6f} s before it starts")
         self._add("X", name, track or name, start, step, args, dur=_microseconds(end - start))
+        with self._lock:
+            self._recent.append(Span(name, track or name, start, end, step, args))
 
     def instant(self, name: str, *, step: int | None = None, track: str = FAULTS, **args: Any) -> None:
         """Mark a moment: a dead replica, a retried request, a rejected sample."""
@@ -88,6 +93,33 @@ class Timeline:
     def counter(self, name: str, **values: float) -> None:
         """Record the values of a counter track at this moment, e.g. requests running and waiting."""
         self._add("C", name, name, time.time(), None, dict(values))
+
+    def pool_metrics(self, start: float, end: float) -> dict[str, float]:
+        """How the pools used the time between two moments: `perf/idle_share/{trainer,rollout}` and `perf/overlap_s`.
+
+        The rollout pool's share is the mean over its replicas; overlap is generation while training ran, in seconds.
+        A pool that recorded nothing in that time has no share.
+        """
+        with self._lock:
+            spans = [
+                dataclasses.replace(span, start=max(start, span.start), end=min(end, span.end))
+                for span in self._recent
+                if span.end > start and span.start < end
+            ]
+        replicas: dict[str, list[Span]] = {}
+        for span in spans:
+            if span.track.split("/")[0] == "generation":
+                replicas.setdefault(span.track, []).append(span)
+        training = [span for span in spans if span.name in TRAINING]
+        metrics = {}
+        if replicas:
+            busy = sum(map(busy_seconds, replicas.values())) / len(replicas)
+            metrics["perf/idle_share/rollout"] = 1 - busy / (end - start)
+        if training:
+            metrics["perf/idle_share/trainer"] = 1 - busy_seconds(training) / (end - start)
+        if replicas and training:
+            metrics["perf/overlap_s"] = overlap_seconds([span for one in replicas.values() for span in one], training)
+        return metrics
 
     def flush(self) -> None:
         """Write everything recorded so far. Called on its own every few seconds; call it at the end of each step."""
@@ -145,19 +177,28 @@ class Timeline:
 
 
 def read_spans(path: str | Path) -> list[Span]:
-    """The phases in a timeline file, with those of its closed earlier parts first, in order of their start."""
+    """The phases in a timeline file and its closed earlier parts, in order of their start."""
+    return _read(path, "X")
+
+
+def read_marks(path: str | Path) -> list[Span]:
+    """The instant events (faults) in a timeline file and its closed earlier parts; they end where they start."""
+    return _read(path, "i")
+
+
+def _read(path: str | Path, kind: str) -> list[Span]:
     path = Path(path)
     spans: list[Span] = []
     for part in [*_closed_parts(path), path]:
         events = _read_events(part)
         tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
         for event in events:
-            if event["ph"] == "X":
+            if event["ph"] == kind:
                 args = dict(event["args"])
                 start = event["ts"] / 1e6
                 track = tracks[event["pid"], event["tid"]]
                 spans.append(
-                    Span(event["name"], track, start, start + event["dur"] / 1e6, args.pop("step", None), args)
+                    Span(event["name"], track, start, start + event.get("dur", 0) / 1e6, args.pop("step", None), args)
                 )
     return sorted(spans, key=lambda span: span.start)
 

@@ -15,6 +15,8 @@ METRICS = {
     "timing_s/update_actor": 4.0,
     "timing_s/old_log_prob": 1.5,
     "timing_s/update_weights": 0.3,
+    "perf/idle_share/trainer": 0.123,
+    "perf/idle_share/rollout": 0.3,
 }
 
 
@@ -34,6 +36,7 @@ def test_plain_lines_where_there_is_no_terminal():
     lines = out.getvalue().splitlines()
     assert lines[0].startswith(
         "step  9/20  reward 0.438  length 32  kl -1.2e-04  grad 1.23  stale 1  12.3 s (gen 7.0, train 5.5, sync 0.3)"
+        "  idle trainer 12%, rollout 30%"
     )
     assert "left 0:" in lines[0]
     assert lines[1] == "validation at step 10: sums/acc/mean@1 0.719"

@@ -11,6 +11,7 @@ from jaxrl_ppo.observability.timeline import (
     busy_seconds,
     generation_overlap,
     overlap_seconds,
+    read_marks,
     read_spans,
 )
 
@@ -40,7 +41,7 @@ def test_chrome_trace_with_a_track_for_each_phase_and_replica(tmp_path):
     assert first["dur"] == 3_500_000
     assert first["args"] == {"step": 2, "samples": 64}
     assert next(e for e in events if e["ph"] == "C")["args"] == {"running": 3, "waiting": 1}
-    assert next(e for e in events if e["ph"] == "i")["name"] == "replica 1 replaced"
+    assert [(mark.name, mark.step) for mark in read_marks(tmp_path / "timeline.json")] == [("replica 1 replaced", 1)]
 
 
 def test_spans_come_back_as_written_and_a_raising_block_says_so(tmp_path):
@@ -99,3 +100,18 @@ def test_generation_of_the_next_batch_during_training():
     assert generation_overlap(one_step_off) == {1: pytest.approx(5), 2: 0}
     sync = [span("generation", 0, 5, 1), span("update_actor", 5, 9, 1), span("generation", 9, 12, 2)]
     assert generation_overlap(sync) == {1: 0}
+
+
+def test_idle_shares_of_the_pools_within_a_step(tmp_path):
+    timeline = Timeline(tmp_path / "timeline.json")
+    assert timeline.pool_metrics(0.0, 1.0) == {}
+    timeline.event("generation", 98.0, 106.0, step=2, track="generation/0")  # 6 of 10 seconds within the step
+    timeline.event("generation", 100.0, 104.0, step=2, track="generation/1")  # 4 of 10
+    timeline.event("old_log_prob", 101.0, 103.0, step=1)
+    timeline.event("update_actor", 103.0, 108.0, step=1)
+    timeline.event("update_actor", 90.0, 99.0, step=0)
+    assert timeline.pool_metrics(100.0, 110.0) == {
+        "perf/idle_share/rollout": pytest.approx(0.5),
+        "perf/idle_share/trainer": pytest.approx(0.3),
+        "perf/overlap_s": pytest.approx(5.0),
+    }

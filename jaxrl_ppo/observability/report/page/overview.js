@@ -1,0 +1,119 @@
+// Headline numbers of every run, the curves, and the configuration with what differs between runs.
+const HEADLINES = [
+  ["reward, mean", "critic/score/mean"],
+  ["response length, mean", "response_length/mean"],
+  ["entropy", "actor/entropy"],
+  ["gradient norm", "actor/grad_norm"],
+  ["engine and trainer probability apart, max", "training/rollout_probs_diff_max"],
+  ["staleness", "training/staleness"],
+  ["tokens a second and device", "perf/throughput"],
+];
+const MAIN_CURVES = [
+  "critic/score/mean", "response_length/mean", "response_length/clip_ratio", "actor/entropy", "actor/ppo_kl",
+  "actor/kl_loss", "actor/pg_loss", "actor/pg_clipfrac", "actor/grad_norm", "actor/lr", "actor/zero_signal_groups",
+  "critic/vf_loss", "critic/vf_explained_var", "training/rollout_probs_diff_mean", "training/rollout_probs_diff_max",
+  "training/staleness", "timing_s/step", "perf/throughput", "perf/mfu/actor",
+];
+const curves = { smooth: 0, filter: "", all: false };
+
+function drawOverview() {
+  const head = element("tr", {}, element("th", {}, ""),
+    ...runs.map((run, i) => element("th", { class: "number" }, swatch(colour(i)), " ", run.name)));
+  const body = [];
+  const row = (name, cell) => {
+    const cells = runs.map(cell);
+    if (cells.some((text) => text !== "–")) body.push(element("tr", {}, element("td", {}, name),
+      ...cells.map((text) => element("td", { class: "number" }, text))));
+  };
+  row("steps", (run) => (run.steps.length ? String(run.steps.at(-1)) : "–"));
+  for (const name of [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter((key) => key.startsWith("val-core/")).sort()) {
+    row(name, (run) => change(run, name));
+  }
+  for (const [label, name] of HEADLINES) row(label, (run) => change(run, name));
+  row("time in steps", (run) => seconds(sum(run.metrics["timing_s/step"])));
+  row("time of a step, median", (run) => seconds(median(run.metrics["timing_s/step"])));
+  row("optimizer steps skipped", (run) => (run.metrics["actor/skipped_updates"] ? String(sum(run.metrics["actor/skipped_updates"])) : "–"));
+  row("folder", (run) => run.folder);
+  row("faults", (run) => (run.spans.marks.length ? String(run.spans.marks.length) : "–"));
+  const faults = runs.filter((run) => run.spans.marks.length).map((run) => element("details", { class: "card wide" },
+    element("summary", {}, `faults of ${run.name}`), element("table", {}, element("tbody", {}, ...run.spans.marks.map((mark) => element("tr", {},
+      element("td", {}, mark.step === null ? "" : `step ${mark.step}`), element("td", {}, mark.name),
+      element("td", {}, Object.entries(mark.args).map(([key, value]) => `${key}: ${value}`).join(", "))))))));
+  return [element("div", { class: "card wide" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)),
+    element("p", { class: "faint" }, "first → last value of the run")), ...faults];
+}
+
+function change(run, name) {
+  const values = (run.metrics[name] ?? []).filter((value) => value !== null);
+  if (!values.length) return "–";
+  return values.length === 1 ? number(values[0], 3) : `${number(values[0], 3)} → ${number(values.at(-1), 3)}`;
+}
+
+function sum(values) {
+  return values ? values.reduce((total, value) => total + (value ?? 0), 0) : null;
+}
+
+function median(values) {
+  const sorted = (values ?? []).filter((value) => value !== null).sort((a, b) => a - b);
+  return sorted.length ? sorted[sorted.length >> 1] : null;
+}
+
+function drawCurves(place) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort();
+  if (!names.length) return nothing("No step has finished yet.");
+  const validation = names.filter((name) => name.startsWith("val-core/"));
+  const wanted = curves.all || curves.filter
+    ? names.filter((name) => name.toLowerCase().includes(curves.filter.toLowerCase()))
+    : [...validation, ...MAIN_CURVES.filter((name) => names.includes(name))];
+  const grid = element("div", { class: "grid" });
+  const draw = () => {
+    const cards = wanted.map((name) => lineChart(name, runs
+      .map((run, i) => ({ name: run.name, paint: colour(i), steps: run.steps, values: run.metrics[name] ?? [], run: i }))
+      .filter((one) => shown.has(one.run)), { smooth: curves.smooth }));
+    grid.replaceChildren(...cards.filter((card) => card));
+    if (!grid.children.length) grid.append(nothing("No metric has this in its name."));
+  };
+  draw();
+  if (place.querySelector(".controls")) return [place.querySelector(".controls"), grid];
+  const again = () => { place.replaceChildren(...drawCurves(place)); };
+  return [element("div", { class: "controls" },
+    element("label", {}, "smoothing", element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0,
+      oninput: (event) => { curves.smooth = Number(event.target.value); again(); } })),
+    element("label", {}, "metric", element("input", { type: "search", placeholder: "part of a name",
+      oninput: (event) => { curves.filter = event.target.value; again(); } })),
+    element("button", { "aria-pressed": "false", onclick: (event) => {
+      curves.all = !curves.all; event.target.setAttribute("aria-pressed", curves.all); again();
+    } }, `all ${names.length} metrics`)), grid];
+}
+
+// "key.path" → value of a block-style YAML text, good enough to compare two runs of one program.
+function settings(text) {
+  const found = new Map(), path = [];
+  for (const line of text.split("\n")) {
+    const match = line.match(/^( *)(- )?([^:#]+?):(?: (.*))?$/);
+    if (!match) {
+      if (line.trim()) found.set(path.map((level) => level.key).join("."), `${found.get(path.map((level) => level.key).join(".")) ?? ""} ${line.trim()}`.trim());
+      continue;
+    }
+    while (path.length && path.at(-1).depth >= match[1].length) path.pop();
+    path.push({ depth: match[1].length, key: match[3] });
+    if (match[4] !== undefined) found.set(path.map((level) => level.key).join("."), match[4]);
+  }
+  return found;
+}
+
+function drawConfiguration() {
+  const parts = [];
+  if (runs.length > 1) {
+    const all = runs.map((run) => settings(run.config));
+    const keys = [...new Set(all.flatMap((one) => [...one.keys()]))].filter((key) => new Set(all.map((one) => one.get(key))).size > 1);
+    parts.push(element("div", { class: "card wide" }, element("h3", {}, "What differs"), keys.length
+      ? element("table", {},
+        element("thead", {}, element("tr", {}, element("th", {}, "key"), ...runs.map((run, i) => element("th", {}, swatch(colour(i)), " ", run.name)))),
+        element("tbody", {}, ...keys.map((key) => element("tr", {}, element("td", {}, key), ...all.map((one) => element("td", {}, one.get(key) ?? "–"))))))
+      : nothing("Nothing: these runs have the same configuration.")));
+  }
+  parts.push(...runs.map((run) => element("details", { class: "card wide" }, element("summary", {}, `config.yaml of ${run.name}`),
+    element("pre", {}, run.config || "not recorded"))));
+  return parts;
+}
