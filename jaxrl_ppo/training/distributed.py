@@ -15,15 +15,19 @@ class DistributedError(RuntimeError):
 
 
 def initialize(config: TrainerConfig, coordinator: str, processes: int, rank: int) -> None:
-    """Join the JAX program of `processes` processes at `coordinator` ("host:port" of process 0) as number `rank`.
+    """Join the JAX program of `processes` processes as number `rank`; process 0 serves at `coordinator`, "host:port".
 
-    Must run before anything else touches JAX's devices. On CPU the process gets `trainer.devices_per_process` virtual
-    devices (default: its share of the node's `n_gpus_per_node`), and processes talk over gloo. Raises DistributedError
-    when JAX is already running, or when the processes do not find one another.
+    Must come before anything touches JAX's devices; platform, virtual devices and collectives are in the process's
+    environment already (`device.jax_environment`). One process alone needs no coordinator. Raises DistributedError
+    when the processes have not all joined within trainer.deadlines.start_s.
     """
-    if jax.extend.backend.backends_are_initialized() if hasattr(jax, "extend") else False:
-        raise DistributedError("JAX is already running in this process; initialize() must come first")
-    if config.device == "cpu":
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", local_devices(config, processes))
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if processes == 1:
+        return
+    deadline = int(config.deadlines.start_s)
+    try:
+        jax.distributed.initialize(coordinator, processes, rank, initialization_timeout=deadline)
+    except (RuntimeError, ValueError) as error:
+        raise DistributedError(
+            f"trainer process {rank} of {processes} could not join the others at {coordinator} within {deadline} s "
+            f"(trainer.deadlines.start_s): {error}"
+        ) from error

@@ -18,6 +18,7 @@ from jaxrl_ppo.models.huggingface import load_params
 from jaxrl_ppo.models.parameters import flatten, nest
 from jaxrl_ppo.schema.records import Batch, Prompt
 from jaxrl_ppo.sharding.rules import ShardingRules, axis_size
+from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateStore, abstract
 from jaxrl_ppo.training.compilation import CompileCounter
 from jaxrl_ppo.training.minibatches import MiniBatch, make_mini_batch, optimizer_steps
 from jaxrl_ppo.training.optimizer import learning_rate, make_optimizer
@@ -77,6 +78,7 @@ class PolicyTrainer:
         self.reference = self._load(model_folder, dtype) if needs_reference else None
         self.version = 0
         self.updates = 0
+        self._store = StateStore(asynchronous=actor.checkpoint.async_save)
         self.temperature = np.float32(max(config.rollout.temperature, 1e-8))
         self._update_limits = self._limits(
             None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
@@ -140,7 +142,42 @@ class PolicyTrainer:
             "training/compilations": float(self.compiled.count - compiled),
         }
 
-    def _optimizer_step(self, batch: Batch, mini_batch: MiniBatch, totals: _Totals) -> None:
+    def save(self, folder: str | Path) -> None:
+        """Start saving what actor.checkpoint.save_contents names; returns once the next update cannot touch it.
+
+        `extra` is what the next update's shuffle depends on. `hf_model` is `save_pretrained`'s business.
+        """
+        parts = {
+            MODEL: self.params,
+            OPTIMIZER: self.state,
+            EXTRA: {"version": self.version, "updates": self.updates, "seed": self.seed},
+        }
+        wanted = self.config.actor.checkpoint.save_contents
+        self._store.save(folder, {name: part for name, part in parts.items() if name in wanted})
+
+    def wait_until_saved(self) -> None:
+        """Return when the last save is on disk; raises what went wrong with it."""
+        self._store.wait()
+
+    def restore(self, folder: str | Path) -> None:
+        """Take up the parts of a saved state that actor.checkpoint.load_contents names, on this trainer's mesh.
+
+        Raises StateError when the folder is incomplete or another model's.
+        """
+        parts = {
+            MODEL: abstract(self.params, self.programs.parameter_shardings),
+            OPTIMIZER: abstract(self.state, self.programs.state_shardings),
+            EXTRA: None,
+        }
+        wanted = self.config.actor.checkpoint.load_contents
+        found = self._store.restore(folder, {name: part for name, part in parts.items() if name in wanted})
+        self.params = found.get(MODEL, self.params)
+        self.state = found.get(OPTIMIZER, self.state)
+        if EXTRA in found:
+            self.version, self.updates = found[EXTRA]["version"], found[EXTRA]["updates"]
+
+    def gradient(self, batch: Batch, mini_batch: MiniBatch) -> tuple[Any, dict[str, jax.Array], Packing]:
+        """Gradient of one optimizer step's loss, float32 like the parameters; the metrics' sums; how it was packed."""
         packing = pack(batch, mini_batch.computed, self._update_limits)
         grads, sums = None, {}
         for step in packing.steps:
@@ -151,6 +188,10 @@ class PolicyTrainer:
                 grads, sums = self.programs.next_gradient(self.params, grads, sums, arrays, self.temperature)
         if grads is None:  # no sample has a signal: weight decay and momentum still act
             grads = self.programs.no_gradient(self.params)
+        return grads, sums, packing
+
+    def _optimizer_step(self, batch: Batch, mini_batch: MiniBatch, totals: _Totals) -> None:
+        grads, sums, packing = self.gradient(batch, mini_batch)
         self.params, self.state, norm = self.programs.apply(self.params, self.state, grads)
         applied = math.isfinite(float(norm))
         self.version += applied
