@@ -58,31 +58,29 @@ function median(values) {
   return sorted.length ? sorted[sorted.length >> 1] : null;
 }
 
-function drawCurves(place) {
+function drawCurves() {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort();
   if (!names.length) return nothing("No step has finished yet.");
-  const validation = names.filter((name) => name.startsWith("val-core/"));
-  const wanted = curves.all || curves.filter
-    ? names.filter((name) => name.toLowerCase().includes(curves.filter.toLowerCase()))
-    : [...validation, ...MAIN_CURVES.filter((name) => names.includes(name))];
+  const main = [...names.filter((name) => name.startsWith("val-core/")), ...MAIN_CURVES.filter((name) => names.includes(name))];
   const grid = element("div", { class: "grid" });
   const draw = () => {
+    const part = curves.filter.toLowerCase();
+    const wanted = curves.all || part ? names.filter((name) => name.toLowerCase().includes(part)) : main;
     const cards = wanted.map((name) => lineChart(name, runs
       .map((run, i) => ({ name: run.name, paint: colour(i), steps: run.steps, values: run.metrics[name] ?? [], run: i }))
-      .filter((one) => shown.has(one.run)), { smooth: curves.smooth }));
-    grid.replaceChildren(...cards.filter((card) => card));
-    if (!grid.children.length) grid.append(nothing("No metric has this in its name."));
+      .filter((one) => shown.has(one.run)), { smooth: curves.smooth })).filter((card) => card);
+    grid.replaceChildren(...(cards.length ? cards : [nothing(shown.size ? "No metric has this in its name." : "No run is chosen.")]));
   };
   draw();
-  if (place.querySelector(".controls")) return [place.querySelector(".controls"), grid];
-  const again = () => { place.replaceChildren(...drawCurves(place)); };
   return [element("div", { class: "controls" },
-    element("label", {}, "smoothing", element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0,
-      oninput: (event) => { curves.smooth = Number(event.target.value); again(); } })),
-    element("label", {}, "metric", element("input", { type: "search", placeholder: "part of a name",
-      oninput: (event) => { curves.filter = event.target.value; again(); } })),
-    element("button", { "aria-pressed": "false", onclick: (event) => {
-      curves.all = !curves.all; event.target.setAttribute("aria-pressed", curves.all); again();
+    element("label", {}, "smoothing", element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: curves.smooth,
+      oninput: (event) => { curves.smooth = Number(event.target.value); draw(); } })),
+    element("label", {}, "metric", element("input", { type: "search", placeholder: "part of a name", value: curves.filter,
+      oninput: (event) => { curves.filter = event.target.value; draw(); } })),
+    element("button", { "aria-pressed": String(curves.all), onclick: (event) => {
+      curves.all = !curves.all;
+      event.target.setAttribute("aria-pressed", curves.all);
+      draw();
     } }, `all ${names.length} metrics`)), grid];
 }
 
