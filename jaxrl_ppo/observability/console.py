@@ -90,8 +90,8 @@ class Console:
         """Something broke and was dealt with, or ends the run: a dead replica, a failed reward."""
         self._rich.print(Text(f"fault: {text}", style="bold red"))
 
-    def summary(self, *, before: Mapping[str, Any], after: Mapping[str, Any], folder: str | Path) -> None:
-        """Close the run: each validation score before and after, seconds taken, where the run folder is."""
+    def summary(self, before: Mapping[str, Any], after: Mapping[str, Any], folder: str | Path) -> None:
+        """Close the run: each validation mean before and after, seconds taken, where the run folder is."""
         self._progress.stop()
         for name, old, new in validation_change(before, after):
             self._rich.print(Text(f"{name}: {old:.3f} before, {new:.3f} after training", style="bold"))
@@ -118,8 +118,9 @@ def step_line(metrics: Mapping[str, Any]) -> str:
     idle = [(pool, metrics.get(f"perf/idle_share/{pool}")) for pool in ("trainer", "rollout")]
     if any(share is not None for _, share in idle):
         parts.append("idle " + ", ".join(f"{pool} {share:.0%}" for pool, share in idle if share is not None))
-    if any(name.startswith("val-core/") for name in metrics):
-        parts.append(validation_line(metrics))
+    means = {name: value for name, value in metrics.items() if "/mean@" in name}
+    if means:
+        parts.append(validation_line(means))
     return "  ".join(parts)
 
 
@@ -130,11 +131,11 @@ def validation_line(metrics: Mapping[str, Any]) -> str:
 
 
 def validation_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """(name, before, after) of each validation score that both have."""
+    """(name, before, after) of each mean score of a validation that both have."""
     return [
         (name.removeprefix("val-core/"), before[name], after[name])
         for name in before
-        if name.startswith("val-core/") and name in after
+        if name.startswith("val-core/") and "/mean@" in name and name in after
     ]
 
 

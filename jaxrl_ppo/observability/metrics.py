@@ -51,6 +51,7 @@ def batch_metrics(
     sampled tokens where `batch.old_log_probs` are not (bypass mode); they are compared with the engine's in
     probability, as verl's `training/rollout_probs_diff_*`.
     """
+    trainer = own_log_probs(batch) if trainer_log_probs is None else trainer_log_probs
     mask = batch.response_mask > 0
     metrics = _spread("critic/score", batch.scores)
     if batch.token_rewards is not None:
@@ -62,10 +63,14 @@ def batch_metrics(
     metrics |= _lengths("response_length", response_lengths(batch), max_response_length)
     metrics |= _lengths("prompt_length", prompt_lengths(batch), max_prompt_length)
     metrics["actor/zero_signal_groups"] = float(zero_signal_groups(batch.scores, batch.group))
-    trainer = batch.old_log_probs if trainer_log_probs is None else trainer_log_probs
     if trainer is not None:
         metrics |= rollout_drift(trainer, batch.rollout_log_probs, mask)
     return metrics
+
+
+def own_log_probs(batch: Batch) -> np.ndarray | None:
+    """The trainer's own log-probs [B, T] of the batch; None in bypass mode, where the engine's stand in for them."""
+    return None if batch.old_log_probs is batch.rollout_log_probs else batch.old_log_probs
 
 
 def response_lengths(batch: Batch) -> np.ndarray:

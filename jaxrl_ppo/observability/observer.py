@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_ppo.observability.run_folder import RunFolder
+from jaxrl_ppo.observability.run_folder import RunFolder, read_metrics
 from jaxrl_ppo.observability.samples import SampleWriter, choose_generations, dump_generations
 from jaxrl_ppo.observability.timeline import Timeline
 from jaxrl_ppo.observability.trackers import TrackedRun, Trackers
@@ -55,7 +56,9 @@ class RunObserver:
         return self._timeline.span(name, step=step, track=track, **args)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One finished step."""
+        """One finished step; how the pools used its time is added to its metrics."""
+        now = time.time()
+        metrics = {**metrics, **self._timeline.pool_metrics(now - metrics["timing_s/step"], now)}
         self.folder.write_metrics(step, metrics)
         self._timeline.flush()
         self._trackers.log(metrics, step)
@@ -93,6 +96,10 @@ class RunObserver:
         self._tell(("fault", message))
 
     def finish(self, *, succeeded: bool) -> None:
-        """Write everything out."""
+        """Write everything out; after a run that succeeded, say what became of the validation scores."""
         self._timeline.flush()
         self._trackers.finish(succeeded=succeeded)
+        if succeeded:
+            validations = [row for row in read_metrics(self.folder.path) if any("/mean@" in name for name in row)]
+            before, after = (validations[0], validations[-1]) if len(validations) > 1 else ({}, {})
+            self._tell(("summary", before, after, str(self.folder.path)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl_ppo.observability.files import json_line, write_atomically
+from jaxrl_ppo.observability.metrics import own_log_probs
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.records import Batch, Prompt, Sample
@@ -48,7 +49,7 @@ class SampleWriter:
 
         `trainer_log_probs` [B, T] are the trainer's log-probs where `batch.old_log_probs` are not (bypass mode).
         """
-        trainer = batch.old_log_probs if trainer_log_probs is None else trainer_log_probs
+        trainer = own_log_probs(batch) if trainer_log_probs is None else trainer_log_probs
         rows: list[dict[str, Any]] = []
         for number in _whole_groups(batch.group, SAMPLES_PER_STEP):
             sample, prompt = samples[number], batch.prompts[batch.group[number]]

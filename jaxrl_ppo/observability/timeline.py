@@ -110,7 +110,7 @@ class Timeline:
         for span in spans:
             if span.track.split("/")[0] == "generation":
                 replicas.setdefault(span.track, []).append(span)
-        training = [span for span in spans if span.name in TRAINING]
+        training = [span for span in spans if span.track in TRAINING]
         metrics = {}
         if replicas:
             busy = sum(map(busy_seconds, replicas.values())) / len(replicas)
@@ -220,8 +220,8 @@ def busy_seconds(spans: Iterable[Span]) -> float:
 def generation_overlap(spans: Iterable[Span]) -> dict[int, float]:
     """For each step t that trained: seconds in which the generation of batch t + 1 ran during the training of batch t.
 
-    Training is old_log_prob, ref, values, advantage, update_critic and update_actor; generation is any track
-    "generation" or "generation/<replica>".
+    Training is what runs on the tracks old_log_prob, ref, values, advantage, update_critic and update_actor;
+    generation, on the tracks "generation" and "generation/<replica>".
     """
     generation: dict[int, list[Span]] = {}
     training: dict[int, list[Span]] = {}
@@ -230,7 +230,7 @@ def generation_overlap(spans: Iterable[Span]) -> dict[int, float]:
             continue
         if span.track.split("/")[0] == "generation":
             generation.setdefault(span.step, []).append(span)
-        elif span.name in TRAINING:
+        elif span.track in TRAINING:
             training.setdefault(span.step, []).append(span)
     return {step: overlap_seconds(generation.get(step + 1, []), training[step]) for step in sorted(training)}
 

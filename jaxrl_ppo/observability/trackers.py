@@ -33,7 +33,7 @@ class TrackedRun:
 
     project: str
     experiment: str
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     folder: Path
     resume_step: int | None = None
 

@@ -66,9 +66,9 @@ def test_summary_names_the_change_and_the_folder():
     out = io.StringIO()
     with Console(total_steps=4, stream=out) as console:
         console.summary(
-            before={"val-core/sums/acc/mean@1": 0.42},
-            after={"val-core/sums/acc/mean@1": 0.78, "val-core/new/acc/mean@1": 0.1},
-            folder="checkpoints/p/e",
+            {"val-core/sums/acc/mean@1": 0.42},
+            {"val-core/sums/acc/mean@1": 0.78, "val-core/new/acc/mean@1": 0.1},
+            "checkpoints/p/e",
         )
     lines = out.getvalue().splitlines()
     assert lines[0] == "sums/acc/mean@1: 0.420 before, 0.780 after training"

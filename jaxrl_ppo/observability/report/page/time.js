@@ -3,7 +3,7 @@ const PHASES = {
   generation: "#3b82c4", reward: "#d9a441", old_log_prob: "#7a6fc2", ref: "#a58bd6", values: "#c58ac0", advantage: "#8a8f99",
   update_critic: "#c9705c", update_actor: "#3f9b6c", weight_sync: "#d1661a", validation: "#2aa3a3", checkpoint: "#7d7466",
 };
-const PHASE_OF_TIMING = { gen: "generation", adv: "advantage", update_weights: "weight_sync", testing: "validation", save_checkpoint: "checkpoint" };
+const PHASE_OF_TIMING = { gen: "generation", adv: "advantage", update_weights: "weight_sync", stage_weights: "weight_sync", testing: "validation", save_checkpoint: "checkpoint" };
 const TRAINING = ["old_log_prob", "ref", "values", "advantage", "update_critic", "update_actor"];
 const BARS = 60;
 const time = { run: 0, first: null, timelineStep: null, span: 4 };
@@ -73,14 +73,14 @@ function order(name) {
 function timeline(run, redraw) {
   const spans = run.spans, count = spans.start.length;
   if (!count) return nothing("No timeline is recorded.");
-  const steps = [...new Set(spans.step.filter((step) => step !== null))].sort((a, b) => a - b);
+  const steps = [...new Set(spans.step.filter((step) => step !== null && step > 0))].sort((a, b) => a - b);
   time.timelineStep ??= steps[Math.max(0, Math.min(steps.length - 1, steps.length >> 1))] ?? null;
   const bounds = (of) => {
     const inside = [...of].filter((i) => i >= 0);
     return [Math.min(...inside.map((i) => spans.start[i])), Math.max(...inside.map((i) => spans.start[i] + spans.length[i]))];
   };
   // The window: from the start of the chosen step's training (or first span) over `span` steps.
-  const of = (step, only) => [...Array(count).keys()].filter((i) => spans.step[i] === step && (!only || TRAINING.includes(spans.names[spans.name[i]])));
+  const of = (step, only) => [...Array(count).keys()].filter((i) => spans.step[i] === step && (!only || TRAINING.includes(spans.tracks[spans.track[i]])));
   const begin = steps.indexOf(time.timelineStep), lastStep = steps[Math.min(steps.length - 1, begin + time.span - 1)];
   const opening = of(time.timelineStep, true).length ? of(time.timelineStep, true) : of(time.timelineStep, false);
   const closing = of(lastStep, true).length ? of(lastStep, true) : of(lastStep, false);
@@ -103,10 +103,10 @@ function timeline(run, redraw) {
     const a = Math.max(from, spans.start[i]), b = Math.min(to, spans.start[i] + spans.length[i]);
     const wide = Math.max(1, x(b) - x(a));
     const shade = spans.step[i] !== null && spans.step[i] % 2 ? 1 : 0.68;
-    const box = shape("rect", { x: x(a), y: line * row + 2, width: wide, height: row - 4, rx: 2, style: `fill:${phasePaint(name)};opacity:${shade}` });
+    const box = shape("rect", { x: x(a), y: line * row + 2, width: wide, height: row - 4, rx: 2, style: `fill:${phasePaint(spans.tracks[spans.track[i]].split("/")[0])};opacity:${shade}` });
     tip(box, () => `${name}${spans.step[i] === null ? "" : `, batch ${spans.step[i]}`}\n${seconds(spans.length[i] / 1e3)}`);
     svg.append(box);
-    if (spans.step[i] !== null && wide > 22) svg.append(shape("text", { x: x(a) + wide / 2, y: line * row + 15, "text-anchor": "middle", style: "fill:#fff;pointer-events:none;font-weight:600" }, spans.step[i]));
+    if (spans.step[i] !== null && spans.step[i] >= 0 && wide > 22) svg.append(shape("text", { x: x(a) + wide / 2, y: line * row + 15, "text-anchor": "middle", style: "fill:#fff;pointer-events:none;font-weight:600" }, spans.step[i]));
   }
   for (const mark of spans.marks.filter((one) => one.at >= from && one.at <= to)) {
     const line = shape("line", { x1: x(mark.at), x2: x(mark.at), y1: 0, y2: tall - 20, style: "stroke:rgb(var(--up));stroke-width:3" });
@@ -115,7 +115,7 @@ function timeline(run, redraw) {
   }
   const cut = (keep) => visible.filter(keep).map((i) => [Math.max(from, spans.start[i]), Math.min(to, spans.start[i] + spans.length[i])]);
   const generating = union(cut((i) => spans.tracks[spans.track[i]].split("/")[0] === "generation"));
-  const training = union(cut((i) => TRAINING.includes(spans.names[spans.name[i]])));
+  const training = union(cut((i) => TRAINING.includes(spans.tracks[spans.track[i]])));
   const share = (pairs) => percent(total(pairs) / (to - from));
   const slider = element("input", { type: "range", min: 0, max: Math.max(0, steps.length - 1), value: Math.max(0, begin),
     onchange: (event) => { time.timelineStep = steps[Number(event.target.value)]; redraw(false); } });
