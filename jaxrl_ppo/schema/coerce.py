@@ -74,12 +74,19 @@ def walk(cls: type = Config, path: str = "") -> Iterator[tuple[str, Any, KeyInfo
             yield full, hint, info
 
 
+def value_at(config: Config, path: str) -> Any:
+    """The value of a key, by its full path."""
+    return functools.reduce(getattr, path.split("."), config)
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return {path: value_at(Config(), path) for path, _, _ in walk()}
+
+
 def default_of(path: str) -> Any:
-    """The schema's default of a key; None for a path that is no key."""
-    node: Any = Config()
-    for name in path.split("."):
-        node = getattr(node, name, None)
-    return node
+    """The schema's default of a key; None for a path that is no key. Not to be changed in place."""
+    return _defaults().get(path)
 
 
 def _suggest(path: str) -> str:
@@ -87,13 +94,13 @@ def _suggest(path: str) -> str:
     parent, _, name = path.rpartition(".")
     paths = [full for full, _, _ in walk()]
     sections = {full.rsplit(".", depth)[0] for full in paths for depth in range(1, full.count(".") + 1)}
-    every = [*paths, *sections]
+    every = [*paths, *sorted(sections)]
     siblings = {full.removeprefix(parent + ".").split(".")[0] for full in paths if full.startswith(parent + ".")}
-    near = difflib.get_close_matches(name, siblings if parent else {full.split(".")[0] for full in paths}, n=1)
-    if near:
-        return f" Did you mean {parent + '.' if parent else ''}{near[0]}?"
-    same_name = [full for full in every if full.rpartition(".")[2] == name]
-    close = same_name[:4] or difflib.get_close_matches(path, every, n=1, cutoff=0.75)
+    close = [full for full in every if full.rpartition(".")[2] == name][:4]
+    if not close:
+        near = difflib.get_close_matches(name, siblings if parent else {full.split(".")[0] for full in paths}, n=1)
+        close = [f"{parent}.{near[0]}" if parent else near[0]] if near else []
+    close = close or difflib.get_close_matches(path, every, n=1, cutoff=0.75)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -12,6 +12,8 @@ def fill_in(config: Config) -> None:
         rollout.nnodes = config.rollout.nnodes
     if config.rollout.n_gpus_per_node is not None:
         rollout.n_gpus_per_node = config.rollout.n_gpus_per_node
+    if config.actor_rollout_ref.hybrid_engine and rollout.nnodes == 0:  # verl's way to say: on the trainer's nodes
+        rollout.nnodes, rollout.n_gpus_per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if rollout.device is None:
         rollout.device = config.trainer.device
     if rollout.tensor_model_parallel_size is None:

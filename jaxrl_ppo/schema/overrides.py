@@ -10,6 +10,8 @@ from pathlib import Path
 WITH_VALUE = {"--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
 WITH_VALUE |= {"--experimental-rerun", "--info", "-i"}
 FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
+# A band of two bounds, which Hydra would take for one number with _ between its digits.
+BAND = re.compile(r"[\d.]+_[\d._,]+")
 KEY_VALUE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w.\-]*)=")
 
 
@@ -52,4 +54,6 @@ def _override(argument: str, groups: Sequence[Path]) -> str:
     key, value = match["key"], argument[match.end() :]
     if "." not in key and any((folder / key).is_dir() for folder in groups):
         return argument  # chooses a file of a config group
+    if key.endswith("_threshold") and BAND.fullmatch(value):
+        value = f"'{value}'"
     return f"++{key}={value}"

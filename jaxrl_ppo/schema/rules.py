@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from jaxrl_ppo.schema import sizes
+from jaxrl_ppo.schema.coerce import value_at
 from jaxrl_ppo.schema.config import Config, OptimConfig
 from jaxrl_ppo.schema.faults import Fault
 from jaxrl_ppo.schema.rules_correction import rollout_correction
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+TRAINER_POOL = ("trainer.nnodes", "trainer.n_gpus_per_node")
 
 
 def check(config: Config) -> list[Fault]:
@@ -32,7 +34,7 @@ def batch_sizes(config: Config) -> Iterator[Fault]:
     """A step's prompts split into whole mini-batches, and those over whole devices."""
     step, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     n = config.actor_rollout_ref.rollout.n
-    keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    keys: tuple[str, ...] = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     if mini > step:
         text = f"is larger than data.train_batch_size={step}: an optimizer step cannot see more prompts than a step has"
         yield Fault(keys, f"{ACTOR}.ppo_mini_batch_size={mini} {text}.")
@@ -43,25 +45,27 @@ def batch_sizes(config: Config) -> Iterator[Fault]:
     if sizes.mesh_shape(config) is not None:
         devices = sizes.batch_devices(config)
         if mini * n % devices:
-            pool = ("trainer.nnodes", "trainer.n_gpus_per_node")
-            text = f"= {mini * n} sequences do not divide over {devices} data-parallel devices"
-            yield Fault(
-                (f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n", *pool),
-                f"{ACTOR}.ppo_mini_batch_size={mini} x {ROLLOUT}.n={n} {text}.",
+            keys = (f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n", *TRAINER_POOL)
+            text = (
+                f"= {mini * n} sequences do not divide over {devices} data-parallel devices ({_trainer_pool(config)})"
             )
+            yield Fault(keys, f"{keys[0]}={mini} x {keys[1]}={n} {text}.")
 
 
 def mesh(config: Config) -> Iterator[Fault]:
     """The mesh's axes multiply to the trainer's devices."""
     axes = config.actor_rollout_ref.actor.mesh
     named = ", ".join(f"{axis}={getattr(axes, axis)}" for axis in sizes.MESH_AXES)
-    keys = (*(f"{ACTOR}.mesh.{axis}" for axis in sizes.MESH_AXES), "trainer.nnodes", "trainer.n_gpus_per_node")
+    keys = (*(f"{ACTOR}.mesh.{axis}" for axis in sizes.MESH_AXES), *TRAINER_POOL)
     if [getattr(axes, axis) for axis in sizes.MESH_AXES].count(-1) > 1:
         yield Fault(keys, f"{ACTOR}.mesh ({named}): only one axis may be -1.")
     elif sizes.mesh_shape(config) is None:
-        nodes, per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
-        pool = f"trainer.nnodes={nodes} x trainer.n_gpus_per_node={per_node} = {nodes * per_node} devices"
-        yield Fault(keys, f"{ACTOR}.mesh ({named}) does not multiply to {pool}.")
+        devices = sizes.trainer_devices(config)
+        yield Fault(keys, f"{ACTOR}.mesh ({named}) does not multiply to {_trainer_pool(config)} = {devices} devices.")
+
+
+def _trainer_pool(config: Config) -> str:
+    return f"trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
 
 
 def trainer_processes(config: Config) -> Iterator[Fault]:
@@ -83,10 +87,9 @@ def rollout_pool(config: Config) -> Iterator[Fault]:
     if not devices:
         yield Fault(pool, f"{named}: the rollout pool has no devices.")
     elif devices % each:
-        text = f"= {devices} devices do not hold whole replicas of {each}"
-        yield Fault(
-            (*pool, *parallel), f"{named} {text} (tensor_model x pipeline_model x data parallel size of {ROLLOUT})."
-        )
+        why = " x ".join(f"{key}={size}" for key in parallel if (size := value_at(config, key)) > 1)
+        text = f"= {devices} devices do not hold whole replicas of {each} ({why})"
+        yield Fault((*pool, *parallel), f"{named} {text}.")
     elif rollout.cpu_affinity is not None and len(rollout.cpu_affinity) != devices // each:
         text = f"has {len(rollout.cpu_affinity)} entries for {devices // each} replicas"
         yield Fault((f"{ROLLOUT}.cpu_affinity", *pool, *parallel), f"{ROLLOUT}.cpu_affinity {text}.")

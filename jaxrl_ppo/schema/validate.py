@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxrl_ppo.schema import availability, legacy, no_effect, preflight, rules
-from jaxrl_ppo.schema.coerce import default_of, to_dataclass, walk
+from jaxrl_ppo.schema.coerce import default_of, to_dataclass, value_at, walk
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.derive import fill_in
 from jaxrl_ppo.schema.faults import ConfigError, Fault
@@ -40,11 +40,10 @@ def validate_config(
     availability.drop_foreign_switches(tree)
     idle = no_effect.drop_foreign(tree)
     config = to_dataclass(Config, tree, faults)
-    changed = [path for path, _, _ in walk() if path in given or _value(config, path) != default_of(path)]
+    changed = [path for path, _, _ in walk() if path in given or value_at(config, path) != default_of(path)]
     fill_in(config)
-    at_fault = tuple(
-        key for fault in faults for key in fault.keys
-    )  # these have their defaults now: no follow-up faults
+    # These have their defaults now, whose own faults would only confuse.
+    at_fault = tuple(key for fault in faults for key in fault.keys)
     found = rules.check(config) + preflight.check(config, model_types)
     faults += [fault for fault in found if not any(_is_within(key, at_fault) for key in fault.keys)]
     if faults:
@@ -57,10 +56,3 @@ def validate_config(
 
 def _is_within(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(section + ".") for section in sections)
-
-
-def _value(config: Config, path: str) -> Any:
-    node: Any = config
-    for name in path.split("."):
-        node = getattr(node, name)
-    return node
