@@ -31,7 +31,7 @@ _CHIPS = (
     (r"h100.*nvl", Chip("H100 NVL", 835 * TERA, 3.9 * TB, 94 * GB)),
     (r"h100.*pcie", Chip("H100 PCIe", 756 * TERA, 2.0 * TB, 80 * GB)),
     (r"h100|h800", Chip("H100", 989 * TERA, 3.35 * TB, 80 * GB)),
-    (r"a100.*pcie.*80", Chip("A100 PCIe 80GB", 312 * TERA, 1.935 * TB, 80 * GB)),
+    (r"a100.*80gb.*pcie", Chip("A100 PCIe 80GB", 312 * TERA, 1.935 * TB, 80 * GB)),
     (r"a[18]00.*80", Chip("A100 80GB", 312 * TERA, 2.039 * TB, 80 * GB)),
     (r"a100", Chip("A100 40GB", 312 * TERA, 1.555 * TB, 40 * GB)),
     (r"l40s", Chip("L40S", 362 * TERA, 0.864 * TB, 48 * GB)),

@@ -1,0 +1,152 @@
+"""The command itself: exit codes, the table, and the ways verl's users write a command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from schema_cases import CONFIG_FOLDER, ROOT
+
+from jaxrl_ppo.schema.overrides import given_keys, normalise
+
+# A verl recipe, argument for argument; {model}, {train} and {val} stand for local paths.
+RECIPE = """
+algorithm.adv_estimator=grpo data.train_files={train} data.val_files={val} data.train_batch_size=1024
+data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error
+actor_rollout_ref.model.path={model} actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=80 actor_rollout_ref.actor.use_kl_loss=True
+actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl
+actor_rollout_ref.actor.entropy_coeff=0 actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.fsdp_config.param_offload=False actor_rollout_ref.rollout.tensor_model_parallel_size=2
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+actor_rollout_ref.rollout.n=5 actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=160
+algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger=["console","wandb"]
+trainer.project_name=p trainer.experiment_name=e trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=20
+trainer.test_freq=5 trainer.total_epochs=15
+"""
+
+
+def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(
+        [sys.executable, "-m", "jaxrl_ppo.main", *arguments],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def many_rows(files: Path) -> Path:
+    """`val.jsonl` repeated: rows enough for the recipe."""
+    file = files / "many.jsonl"
+    file.write_text((files / "val.jsonl").read_text() * 1024)
+    return file
+
+
+def test_a_verl_recipe_prints_its_table(files: Path, many_rows: Path) -> None:
+    recipe = RECIPE.format(model=files / "model", train=many_rows, val=files / "val.jsonl").split()
+    result = run(*recipe, "trainer.dry_run=true")
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr
+    lines = [line.split("  ")[-1].strip() for line in result.stdout.splitlines()]
+    for value in ("1,024", "5, temperature 1", "5,120", "1,280", "4", "512 prompt + 1,024 response"):
+        assert value in lines
+    assert not (ROOT / "outputs").exists()  # Hydra leaves nothing behind
+
+
+def test_bad_configuration_exits_2_without_a_traceback(needed: list[str]) -> None:
+    result = run(*needed, "trainer.tset_freq=1", "trainer.nnodes=0", "trainer.dry_run=true")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[0] == "2 faults in the configuration:"
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("trainer.logger=[console", "no viable alternative"),
+        ("--config-name=nowhere", "Cannot find primary config 'nowhere'"),
+        ("data.seed=${no.such.key}", "data.seed: Interpolation key 'no.such.key' not found"),
+    ],
+)
+def test_what_hydra_cannot_compose_exits_2(needed: list[str], argument: str, words: str) -> None:
+    result = run(*needed, "trainer.dry_run=true", argument)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_devices_that_are_not_here_stop_a_run_but_not_a_dry_run(needed: list[str]) -> None:
+    tpu = [*needed, "trainer.device=tpu", "trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.name=vllm"]
+    assert run(*tpu, "trainer.dry_run=true").returncode == 0
+    result = run(*tpu)
+    assert result.returncode == 2
+    assert "4 TPU device(s) are needed here" in result.stderr
+    assert "this machine has 0" in result.stderr
+
+
+def test_cfg_job(needed: list[str]) -> None:
+    result = run("--cfg", "job", "--package", "trainer", "+trainer.total_epochs=3", "--config-name", "quickstart")
+    assert result.returncode == 0
+    assert "total_epochs: 3" in result.stdout
+    assert "mode: one_step_off" in result.stdout
+
+
+def test_multirun(needed: list[str], tmp_path: Path) -> None:
+    result = run(*needed, "trainer.dry_run=true", "--multirun", "trainer.total_epochs=1,2", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[-2] for line in result.stdout.splitlines() if line.startswith("  length")] == ["1", "2"]
+
+
+def test_a_users_own_configuration_builds_on_ours(needed: list[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / "experiment").mkdir(parents=True)
+    # The search path is what verl's own one-step-off file has; the folder does not exist here.
+    head = "hydra:\n  searchpath: [file://verl/trainer/config]\ndefaults:\n  - one_step_off_ppo_trainer\n  - _self_\n"
+    (mine / "my_run.yaml").write_text(head + "trainer:\n  total_epochs: 3\n  save_freq: 4\n")
+    (mine / "experiment" / "long.yaml").write_text("# @package _global_\ntrainer:\n  total_epochs: 9\n")
+    result = run(
+        *needed,
+        *("--config-path", "mine", "--config-name", "my_run", "+experiment=long", "trainer.dry_run=true"),
+        folder=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    for line in ("one_step_off", "9 epochs", "every 4 steps"):
+        assert line in [text.split("  ")[-1].strip() for text in result.stdout.splitlines()]
+
+
+def test_works_beside_a_config_folder_of_the_users(needed: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "__init__.py").touch()
+    assert run(*needed, "trainer.dry_run=true", folder=tmp_path).returncode == 0
+
+
+def test_normalise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    arguments = [
+        "a.b=1",
+        "+a.c=x=y",
+        "++a.d=[1,2]",
+        "~a.e",
+        "actor=dp_actor",
+        "actor@a.b=dp_actor",
+        "hydra.verbose=true",
+    ]
+    arguments += ["trainr=1", "+experiment=x", "-m", "--config-path", "mine", "-cn=x", "--info", "defaults"]
+    assert normalise(arguments, CONFIG_FOLDER) == [
+        *("-m", f"--config-path={tmp_path}/mine", "-cn=x", "--info=defaults"),
+        *("++a.b=1", "++a.c=x=y", "++a.d=[1,2]", "~a.e", "actor=dp_actor", "actor@a.b=dp_actor", "hydra.verbose=true"),
+        *("++trainr=1", "+experiment=x"),
+    ]
+
+
+def test_given_keys() -> None:
+    assert given_keys(["++a.b=1", "~a.c", "actor@x=y", "a.d=${e.f}"]) == {"a.b", "a.d"}
