@@ -43,7 +43,10 @@ def advantage_function(estimator: Advantage, config: AdvantageSettings) -> Advan
         if estimator.check:
             estimator.check(inputs)
         mask = np.asarray(inputs.mask)
-        advantages, returns = (np.asarray(result, np.float32) for result in compiled(inputs))
+        result = compiled(inputs)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise UserCodeError(f"algorithm.adv_estimator={estimator.name} must return advantages and returns")
+        advantages, returns = (np.asarray(array, np.float32) for array in result)
         _check_result(estimator.name, "advantages", advantages, mask)
         _check_result(estimator.name, "returns", returns, mask)
         return np.where(mask > 0, advantages, np.float32(0)), np.where(mask > 0, returns, np.float32(0))

@@ -26,14 +26,17 @@ def compute_policy_loss(
     """`loss` of each token [..., T], times the importance weights of rollout correction, and its metrics [..., T].
 
     Both are 0 outside the mask. A metric is to be averaged over the mask of the whole mini-batch; none has a gradient.
-    Raises ValueError when a field that the loss needs is missing, UserCodeError when a user's loss returns a wrong
-    shape.
+    Raises ValueError when a field that the loss needs is missing, UserCodeError when a user's loss fails or does
+    not return that.
     """
     needed = (*loss.needs, *(("selected",) if loss.select else ()))
     missing = [name for name in needed if getattr(inputs, name) is None]
     if missing:
         raise ValueError(f"policy loss {loss.name} needs {', '.join(missing)}")
-    token_loss, metrics = loss.function(inputs, config)
+    result = loss.function(inputs, config)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise UserCodeError(f"policy loss {loss.name} must return the loss of each token and a dict of metrics")
+    token_loss, metrics = result
     for name, value in {"the loss": token_loss, **metrics}.items():
         if jnp.shape(value) != inputs.mask.shape:
             raise UserCodeError(
