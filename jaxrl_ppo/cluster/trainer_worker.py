@@ -6,16 +6,17 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
+import numpy as np
 import ray
 
 from jaxrl_ppo.cluster.process import enter
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Batch
 
+FILE_BYTES = 4 << 30  # of a safetensors file in an exported folder
 PUTS_IN_FLIGHT = 2  # buckets on their way to the stores while the next one leaves the devices
 
 
@@ -41,6 +42,7 @@ class TrainerWorker:
         from jaxrl_ppo.training.distributed import initialize
         from jaxrl_ppo.training.policy import PolicyTrainer
 
+        self.model_folder = model_folder
         initialize(self.config.trainer, coordinator, self.processes, self.rank)
         import jax
 
@@ -74,11 +76,14 @@ class TrainerWorker:
 
     def stage_weights(self, stores: list[Any], bucket_bytes: int) -> int:
         """Send the current weights to `stores`, bucket by bucket, uncommitted; returns their version."""
+        from jaxrl_ppo.weights.export import export_buckets
+
         version = self.trainer.version
+        dtype = np.dtype(self.config.actor_rollout_ref.rollout.dtype)
         if self.rank == 0:
             ray.get([store.begin.remote(version) for store in stores])
         sending: list[Any] = []
-        for bucket in self.trainer.export(bucket_bytes):
+        for bucket in export_buckets(self.trainer.model, self.trainer.params, dtype, bucket_bytes):
             if self.rank == 0:
                 shared = ray.put(bucket)
                 sending += [store.put.remote(version, shared) for store in stores]
@@ -101,5 +106,13 @@ class TrainerWorker:
         self.trainer.restore(folder)
 
     def save_pretrained(self, folder: str) -> None:
-        """Write the current weights as a Hugging Face folder."""
-        self.trainer.save_pretrained(folder)
+        """Write the current weights, in bfloat16, as a Hugging Face folder."""
+        from jaxrl_ppo.models.pretrained import save_pretrained
+        from jaxrl_ppo.weights.export import export_buckets
+
+        buckets = export_buckets(self.trainer.model, self.trainer.params, np.dtype("bfloat16"), FILE_BYTES)
+        if self.rank == 0:
+            save_pretrained(folder, buckets, self.model_folder)
+        else:
+            for _ in buckets:  # the others take part in the gathering
+                continue

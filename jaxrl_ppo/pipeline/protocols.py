@@ -38,6 +38,10 @@ class Trainer(Protocol):
         """Start saving; returns once the state is safe from the next update."""
         ...
 
+    async def save_pretrained(self, folder: Path) -> None:
+        """Write the current weights as a Hugging Face folder."""
+        ...
+
     async def wait_until_saved(self) -> None:
         """Return when the save that was started last is on disk."""
         ...

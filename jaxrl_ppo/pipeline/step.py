@@ -263,6 +263,8 @@ class Run:
         }
         with self._phase("save_checkpoint", step, "checkpoint"):
             await self.trainer.save(folder / "actor")
+            if "hf_model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
+                await self.trainer.save_pretrained(folder / "huggingface")
         if step == self.total_steps:
             pending = None
         self._committing = asyncio.create_task(self._commit(step, controller, pending), name=f"checkpoint {step}")

@@ -1,0 +1,50 @@
+"""Hugging Face folders out: sharded safetensors with an index, the configuration and the tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+# What travels from the folder that the model came from: everything but weights and what the weights decide.
+NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", "config.json")
+
+
+def save_pretrained(folder: str | Path, buckets: Iterable[Mapping[str, np.ndarray]], source: str | Path) -> None:
+    """Write checkpoint tensors as a Hugging Face folder, loadable by transformers and vLLM.
+
+    `buckets` are (name -> array) mappings in Hugging Face names, each written as one file as it comes, so the host never
+    holds more than one. `source` is the folder the model was read from; its configuration (with the tensors' dtype) and
+    tokenizer files are taken over. The folder appears whole or not at all: an existing one is replaced at the end.
+    """
+    folder, source = Path(folder), Path(source)
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(*NOT_COPIED, ".*"))
+    places: list[list[str]] = []
+    total = 0
+    dtype = "float32"
+    for bucket in buckets:
+        save_file(dict(bucket), temporary / f"part-{len(places)}", metadata={"format": "pt"})
+        places.append(list(bucket))
+        total += sum(array.nbytes for array in bucket.values())
+        dtype = next(iter(bucket.values())).dtype.name
+    if len(places) == 1:
+        os.rename(temporary / "part-0", temporary / "model.safetensors")
+    else:
+        files = [f"model-{i + 1:05d}-of-{len(places):05d}.safetensors" for i in range(len(places))]
+        for i, file in enumerate(files):
+            os.rename(temporary / f"part-{i}", temporary / file)
+        weight_map = {name: file for names, file in zip(places, files) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (temporary / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2))
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
