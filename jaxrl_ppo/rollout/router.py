@@ -55,7 +55,7 @@ class _Call:
 
 
 class Router:
-    """A RolloutEngine over `replicas`, which are RolloutEngines too (in the run: Ray actors behind that protocol).
+    """What the pipeline rolls out with: one engine over `replicas`, each a RolloutEngine (in a run, a Ray actor).
 
     Each request runs on the least loaded replica and is yielded as it finishes. When a replica raises, ends early or
     lets a deadline pass, its unfinished requests go to the others, and `replace(index)` is asked for a new replica in
@@ -147,22 +147,26 @@ class Router:
             self._fail(index, serving[index], error)
         await self._until_one_lives()
 
-    async def score(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Log-probs of `token_ids` (see RolloutEngine.score) from the least loaded replica."""
-        cause: Exception | None = None
-        for _ in range(self._limits.max_attempts):
+    async def score(self, token_ids: Sequence[int]) -> list[np.ndarray]:
+        """Log-probs of `token_ids` (see RolloutEngine.score) from every living replica, in order.
+
+        A replica that fails is replaced and left out. Raises RolloutError when none is left.
+        """
+        scores: dict[int, np.ndarray] = {}
+
+        async def score(index: int, replica: RolloutEngine) -> None:
+            what = f"replica {index} to score {len(token_ids)} tokens"
+            scores[index] = await within(replica.score(token_ids), self._limits.score_s, what)
+
+        while not scores:
             await self._until_one_lives()
-            index = min(self.live, key=lambda index: (self.loads[index], index))
-            replica = self._replicas[index]
-            try:
-                what = f"replica {index} to score {len(token_ids)} tokens"
-                return await within(replica.score(token_ids), self._limits.score_s, what)
-            except RequestError:
-                raise
-            except Exception as error:
-                self._fail(index, replica, error)
-                cause = error
-        raise RolloutError(f"scoring failed on {self._limits.max_attempts} replicas, the last: {cause}") from cause
+            serving = {index: self._replicas[index] for index in self.live}
+            failed = await self._each(serving, score)
+            for index, error in failed.items():
+                if isinstance(error, RequestError):
+                    raise error
+                self._fail(index, serving[index], error)
+        return [scores[index] for index in sorted(scores)]
 
     async def check_health(self) -> None:
         """Ask every replica; those that fail are replaced. Raises RolloutError when none is left."""

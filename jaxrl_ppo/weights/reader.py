@@ -7,6 +7,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -52,17 +53,28 @@ def read_tensors(manifest: WeightManifest, verify: bool = True) -> Iterator[tupl
         yield name, array
 
 
-def _map_file(path: Path, version: int) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file (8 bytes of header length, a JSON header, the data) as views of its mapping.
+def read_header(data: bytes | mmap.mmap) -> tuple[dict[str, dict[str, Any]], int]:
+    """The tensors that a safetensors file declares, by name, and where its data starts.
 
-    The safetensors library can only copy them out when it hands out numpy arrays, and knows no bfloat16 there.
+    The format: 8 bytes of header length, a JSON header, the data. Raises ValueError when it is anything else.
+    """
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    header.pop("__metadata__", None)
+    return header, start
+
+
+def _map_file(path: Path, version: int) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file as views of its mapping.
+
+    The safetensors library can only copy them out when it hands out numpy arrays.
     """
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        start = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:start])
-        header.pop("__metadata__", None)
+        header, start = read_header(data)
         views = {}
         for name, entry in header.items():
             dtype = DTYPES[entry["dtype"]][1]

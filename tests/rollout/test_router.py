@@ -316,10 +316,10 @@ async def test_verification_runs_on_every_loaded_replica_and_can_refuse_one():
     assert verified == [(0, 2, False), (1, 2, False), (1, 2, True)]
 
 
-async def test_scoring_moves_on_from_a_failed_replica():
-    router = Router([FakeReplica(then=DIE), FakeReplica()])
-    assert (await router.score([1, 2, 3])).shape == (2,)
-    assert router.live == [1]
+async def test_every_living_replica_is_scored_and_a_failing_one_is_left_out():
+    router = Router([FakeReplica(), FakeReplica(then=DIE), FakeReplica()])
+    assert [scores.shape for scores in await router.score([1, 2, 3])] == [(2,), (2,)]
+    assert router.live == [0, 2]
     hung = Router([FakeReplica(then=HANG)], limits=Limits(score_s=0.1))
     with pytest.raises(RolloutError, match="replica 0 to score 3 tokens"):
         await hung.score([1, 2, 3])
