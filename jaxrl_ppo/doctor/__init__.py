@@ -1,0 +1,1 @@
+"""python -m jaxrl_ppo.doctor: what of this machine, this environment and a run's files fits, and what to do if not."""
