@@ -49,7 +49,7 @@ class DataConfig:
     apply_chat_template_kwargs: dict[str, Any] = key({}, "Further arguments of the chat template.")
     custom_cls: CustomClassConfig = section(CustomClassConfig)
     sampler: SamplerConfig = section(SamplerConfig)
-    dataloader_num_workers: int = key(8, "Processes that read and tokenise; 0: in the task runner.", ge=0)
+    dataloader_num_workers: int = key(8, "Threads that read and tokenise prompts ahead; 0: none.", ge=0)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -122,6 +122,7 @@ class RewardConfig:
 
     num_workers: int = key(8, "Reward processes.", ge=1)
     timeout_s: float = key(60.0, "Seconds one sample's reward may take.", gt=0)
+    worker_memory_mb: int | None = key(4096, "Memory of one reward process; null: no limit.", ge=64)
     max_failure_rate: float = key(0.5, "The run stops when a larger share of a batch's rewards fail.", ge=0, le=1)
     custom_reward_function: CustomRewardFunctionConfig = section(CustomRewardFunctionConfig)
     reward_manager: RewardManagerConfig = section(RewardManagerConfig)

@@ -1,0 +1,93 @@
+"""The pool of reward processes: user code may hang, crash or run wild there, and costs its own sample at most."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jaxrl_ppo.rewards.methods import Call, MethodSpec
+from jaxrl_ppo.rewards.process import CallHung, ProcessDied, RewardProcess
+from jaxrl_ppo.rewards.results import Result, failed
+from jaxrl_ppo.rewards.wire import Setup
+
+CONCURRENT_CALLS = 64  # of a coroutine function, in one process
+
+
+class RewardPool:
+    """Up to `num_workers` processes, started as calls need them. All calls must come from one event loop.
+
+    A call past its deadline, or one that takes its process down, costs one result: the process is replaced. A call
+    whose process died is tried once more, alone in a fresh process, since it may not have been the cause.
+    """
+
+    def __init__(self, method: MethodSpec, *, num_workers: int, timeout_s: float, memory_mb: int | None):
+        """`timeout_s` is a call's deadline, from when a process takes it up. `memory_mb` bounds a process's memory."""
+        self._setup = Setup(method, timeout_s, memory_mb)
+        self._num_workers = num_workers
+        self._started: set[RewardProcess] = set()  # all that have not ended yet
+        self._shared: set[RewardProcess] = set()  # those among them that any call may go to
+        self._retries = asyncio.Semaphore(num_workers)
+
+    async def start(self) -> None:
+        """Start the first process. Raises RewardError when the reward function cannot be loaded."""
+        first = await self._start_process()
+        self._shared.add(first)
+        self._room = CONCURRENT_CALLS if first.concurrent else 1
+        self._slots = asyncio.Semaphore(self._num_workers * self._room)
+        # A process for coroutines takes many calls, so the next is started only when those before it are full.
+        self._starting = asyncio.Semaphore(1 if first.concurrent else self._num_workers)
+
+    async def score(self, call: Call) -> Result:
+        """The outcome of one call; whatever goes wrong in it is in the result, as its failure.
+
+        Raises RewardError when no process can be started any more.
+        """
+        async with self._slots:
+            process = await self._process_with_room()
+            try:
+                return await process.call(call, self._setup.timeout_s)
+            except CallHung:
+                if not process.concurrent:
+                    return self._timed_out(process)  # else another call may have blocked them all
+            except ProcessDied:
+                pass
+        return await self._score_alone(call)
+
+    async def _score_alone(self, call: Call) -> Result:
+        async with self._retries:
+            process = await self._start_process()
+            try:
+                result = await process.call(call, self._setup.timeout_s)
+            except CallHung:
+                return self._timed_out(process)
+            except ProcessDied as died:
+                return failed("crash", f"{died}, twice", process.tail)
+        if process.concurrent or sum(p.alive for p in self._shared) >= self._num_workers:
+            await process.kill()
+        else:
+            self._shared.add(process)
+        return result
+
+    async def close(self) -> None:
+        """End all processes, and those that they have started."""
+        await asyncio.gather(*(process.kill() for process in self._started))
+
+    async def _start_process(self) -> RewardProcess:
+        process = await RewardProcess.start(self._setup)
+        self._started = {p for p in self._started if not p.ended} | {process}
+        return process
+
+    async def _process_with_room(self) -> RewardProcess:
+        """A process with room for a call, which its caller makes before anyone else runs."""
+        while (process := self._least_busy()) is None:
+            async with self._starting:
+                if self._least_busy() is None:
+                    self._shared.add(await self._start_process())
+        return process
+
+    def _least_busy(self) -> RewardProcess | None:
+        self._shared = {process for process in self._shared if process.alive}
+        with_room = [process for process in self._shared if process.busy < self._room]
+        return min(with_room, key=lambda process: process.busy, default=None)
+
+    def _timed_out(self, process: RewardProcess) -> Result:
+        return failed("timeout", f"no reward within reward.timeout_s={self._setup.timeout_s:g} s", process.tail)
