@@ -55,17 +55,16 @@ def parse_band(threshold: float | str) -> tuple[float | None, float]:
 
 
 def check_settings(settings: CorrectionSettings, loss: PolicyLoss) -> list[str]:
-    """Faults in the settings, each naming its key: values not allowed, and options that could have no effect."""
+    """Faults in the settings, each naming its key: thresholds not allowed, and options that could have no effect.
+
+    For the start of a run, after the schema's own checks; only here is it known what the policy loss needs.
+    """
     faults = []
     for parse in (lambda: parse_band(settings.rollout_is_threshold), lambda: parse_rejection(settings)):
         try:
             parse()
         except ValueError as error:
             faults.append(str(error))
-    if settings.rollout_is not in (None, "token", "sequence"):
-        faults.append(f"{KEY}.rollout_is is {settings.rollout_is!r}, not token, sequence or null")
-    if settings.rollout_is_batch_normalize and settings.rollout_is is None:
-        faults.append(f"{KEY}.rollout_is_batch_normalize needs rollout_is: there are no weights to normalise")
     if settings.rollout_is_batch_normalize and settings.bypass_mode:
         faults.append(
             f"{KEY}.rollout_is_batch_normalize needs bypass_mode=false: the mean weight of a batch is known only after "

@@ -99,7 +99,8 @@ def find(registry: dict[str, Entry], make: Callable[[str, Callable[..., Any]], E
     function = resolve(spec, key)
     # A user may also use the decorator, to say what the function needs.
     entry = next((known for known in registry.values() if known.function is function), make(spec, function))
-    return dataclasses.replace(entry, function=_located(function, spec, key))
+    users: dict[str, Any] = {n: _located(f, spec, key) for n, f in vars(entry).items() if callable(f)}
+    return dataclasses.replace(entry, **users)
 
 
 def resolve(spec: str, key: str, arguments: int = 2) -> Callable[..., Any]:

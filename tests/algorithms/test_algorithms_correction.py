@@ -146,8 +146,6 @@ def test_bypass_weights_correct_once_and_carry_no_gradient():
         ({"rollout_is_threshold": "high"}, "rollout_is_threshold is 'high', not a number above 0 or a band"),
         ({"rollout_is_threshold": "5_0.5"}, "rollout_is_threshold is '5_0.5'"),
         ({"rollout_is_threshold": -1.0}, "rollout_is_threshold is -1.0"),
-        ({"rollout_is": "batch"}, "rollout_is is 'batch', not token, sequence or null"),
-        ({"rollout_is_batch_normalize": True}, "rollout_is_batch_normalize needs rollout_is"),
         (
             {"rollout_is_batch_normalize": True, "rollout_is": "token", "bypass_mode": True},
             "rollout_is_batch_normalize needs bypass_mode=false",

@@ -1,6 +1,7 @@
 """Every policy loss against its formula in float64 numpy: values, gradients, layouts, leaks from outside the mask."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from algorithm_cases import assert_close, oracle_gradient, poison, random_packing, settings, token_case
 
 from jaxrl_ppo.algorithms.aggregation import token_weights, weighted_sum
-from jaxrl_ppo.algorithms.masked import packed_sequence_sum
+from jaxrl_ppo.algorithms.masked import packed_sequence_sum, padded_sequence_sum
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss, find_policy_loss
 from jaxrl_ppo.algorithms.policy_losses.covariance import select_clip_cov, select_kl_cov
 from jaxrl_ppo.algorithms.registry import POLICY_LOSSES
@@ -121,17 +122,18 @@ def make_case(seed):
     return case
 
 
-def total(name, case, weights, **layout):
-    """The aggregated loss as a function of log_probs, jitted, with its token losses."""
+@functools.cache
+def total(name, sequence_sum=padded_sequence_sum):
+    """From a case and its weights: ((aggregated loss, token losses), gradient by log_probs). Compiled once."""
     loss = find_policy_loss(name)
 
-    def value(log_probs):
-        token_loss, _ = compute_policy_loss(
-            loss, PolicyLossInputs(**{**case, "log_probs": log_probs}, **layout), CONFIG
-        )
+    def value(log_probs, case, weights):
+        inputs = PolicyLossInputs(**{**case, "log_probs": log_probs}, sequence_sum=sequence_sum)
+        token_loss, _ = compute_policy_loss(loss, inputs, CONFIG)
         return weighted_sum(token_loss, weights), token_loss
 
-    return jax.jit(jax.value_and_grad(value, has_aux=True))
+    compiled = jax.jit(jax.value_and_grad(value, has_aux=True))
+    return lambda case, weights: compiled(case["log_probs"], case, weights)
 
 
 def weights_for(name, case):
@@ -150,7 +152,7 @@ def test_every_registered_loss_has_an_oracle_here():
 def test_value_and_gradient_are_the_formula_s(name, seed):
     case = make_case(seed)
     weights = weights_for(name, case)
-    (value, token_loss), gradient = total(name, case, weights)(jnp.asarray(case["log_probs"]))
+    (value, token_loss), gradient = total(name)(case, weights)
     expected = oracle(name, case, case["log_probs"].astype(np.float64))
     assert_close(token_loss, expected, 1e-5)
     assert_close(value, np.sum(expected * weights), 1e-5)
@@ -164,10 +166,8 @@ def test_packed_rows_give_what_padded_rows_give(name):
     packing = random_packing(np.random.default_rng(4), *case["mask"].shape, per_row=5)
     packed = {column: packing.pack(value) for column, value in case.items()}
     sums = packed_sequence_sum(jnp.asarray(packing.sample_ids), packing.samples_per_row)
-    (value, token_loss), gradient = total(name, case, weights)(jnp.asarray(case["log_probs"]))
-    (there, token_loss_there), gradient_there = total(name, packed, packing.pack(weights), sequence_sum=sums)(
-        jnp.asarray(packed["log_probs"])
-    )
+    (value, token_loss), gradient = total(name)(case, weights)
+    (there, token_loss_there), gradient_there = total(name, sums)(packed, packing.pack(weights))
     assert_close(there, value, 1e-5)
     assert_close(packing.unpack(np.asarray(token_loss_there)), token_loss, 1e-5)
     assert_close(packing.unpack(np.asarray(gradient_there)), gradient, 1e-5)
@@ -177,11 +177,11 @@ def test_packed_rows_give_what_padded_rows_give(name):
 def test_nothing_leaks_from_outside_the_mask(name):
     case = make_case(5)
     weights = weights_for(name, case)
-    (value, _), gradient = total(name, case, weights)(jnp.asarray(case["log_probs"]))
+    (value, _), gradient = total(name)(case, weights)
     assert np.isfinite(value)
     for bad in (np.nan, np.inf, -np.inf):
         dirty = {n: column if n == "mask" else poison(column, case["mask"], bad) for n, column in case.items()}
-        (there, token_loss), gradient_there = total(name, dirty, weights)(jnp.asarray(dirty["log_probs"]))
+        (there, token_loss), gradient_there = total(name)(dirty, weights)
         np.testing.assert_array_equal(there, value)
         np.testing.assert_array_equal(gradient_there, gradient)
         np.testing.assert_array_equal(np.asarray(token_loss)[case["mask"] == 0], 0)

@@ -28,6 +28,13 @@ GOOD = """
     @policy_loss("user_sequence_mean", aggregation="seq-mean-token-mean", needs=("rollout_log_probs",))
     def by_sequence(inputs, config):
         return inputs.sequence_mean(inputs.log_probs), {}
+
+    def choose(old_log_probs, advantages, mask, config, seed):
+        return old_log_probs["first"]
+
+    @policy_loss("user_selection", select=choose)
+    def chosen_only(inputs, config):
+        return inputs.selected * inputs.log_probs, {}
 """
 
 
@@ -39,7 +46,8 @@ def user_file(tmp_path):
         return path
 
     yield write
-    registry.POLICY_LOSSES.pop("user_sequence_mean", None)
+    for name in ("user_sequence_mean", "user_selection"):
+        registry.POLICY_LOSSES.pop(name, None)
 
 
 def advantage_inputs():
@@ -65,6 +73,8 @@ def test_losses_from_a_file_run_plain_or_registered(user_file):
     assert_close(metrics["size"], np.abs(counted), 1e-6)
     registered = find_policy_loss(f"{path}:by_sequence")
     assert (registered.aggregation, registered.needs) == ("seq-mean-token-mean", ("rollout_log_probs",))
+    with pytest.raises(UserCodeError, match=r"chosen_only: IndexError: .* \(.*mine\.py, line 18, in choose\)"):
+        find_policy_loss(f"{path}:chosen_only").select(case["old_log_probs"], None, case["mask"], settings(), 0)
 
 
 def test_a_relative_path_is_taken_from_the_working_directory(user_file, monkeypatch):
