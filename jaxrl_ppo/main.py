@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from device import DeviceError, auto_set_device, check_local_devices
+from jaxrl_ppo.models.families import FAMILIES
 from jaxrl_ppo.schema import sizes, table
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault
@@ -86,7 +87,7 @@ def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
     except OmegaConfBaseException as error:
         key = str(error.full_key or "?")
         raise ConfigError([Fault((key,), f"{key}: {str(error).splitlines()[0]}.")]) from error
-    checked = validate_config(raw, given)
+    checked = validate_config(raw, given, model_types=FAMILIES)
     if not joins_cluster(checked.config):
         auto_set_device(checked.config)
     return checked

@@ -36,6 +36,12 @@ MISSING = (
     Missing("critic.enable", "the critic", only=(None, False), covers=("critic",)),
     Missing("trainer.critic_warmup", "the critic", only=(0,), covers=("trainer.max_critic_ckpt_to_keep",)),
     Missing("algorithm.adv_estimator", "ReMax's greedy baseline", values=("remax",)),
+    Missing("algorithm.adv_estimator", "several rewards per sample", values=("gdpo",)),
+    Missing(
+        "algorithm.adv_estimator",
+        "sums of squared probabilities",
+        values=("optimal_token_baseline", "tir_optimal_token_baseline"),
+    ),
     Missing(
         "algorithm.filter_groups.enable",
         "dynamic sampling",

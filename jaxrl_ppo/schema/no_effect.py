@@ -65,7 +65,7 @@ FOREIGN = {
     "actor_rollout_ref.rollout.disable_log_stats": "engine_kwargs.vllm takes it",
     "actor_rollout_ref.rollout.skip_tokenizer_init": "engines never see text",
     "actor_rollout_ref.rollout.skip_dump_dir": "rollouts are never skipped",
-    "actor_rollout_ref.rollout.log_prob_*": "log-probs take actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_*": "actor_rollout_ref.ref.log_prob_* decides",
     "actor_rollout_ref.rollout.engine_kwargs.sglang": "the engine is vllm or jax",
     "actor_rollout_ref.rollout.engine_kwargs.trtllm": "the engine is vllm or jax",
     "actor_rollout_ref.rollout.checkpoint_engine.backend": "weights go through the node-local store",
@@ -102,19 +102,42 @@ FOREIGN = {
 }
 
 
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+OWN_AGGREGATION = ("gspo", "sapo", "geo_mean")
+
+
 def _jax_engine(config: Config) -> bool:
     return config.actor_rollout_ref.rollout.name == "jax"
 
 
-# Keys of the schema that have no effect under some settings: key → (when, why).
+# Keys of the schema that do nothing under some settings: key → (when, why).
 CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
-    f"actor_rollout_ref.rollout.{name}": (_jax_engine, "the jax engine has no such setting")
-    for name in ("enforce_eager", "enable_chunked_prefill", "engine_kwargs.vllm")
-}
-
-# Keys of the schema that name verl's machinery and choose nothing here.
-ALWAYS = {
-    "actor_rollout_ref.actor.strategy": "every strategy means the mesh",
+    f"{ACTOR}.strategy": (lambda _: True, "every strategy means the mesh"),
+    f"{ACTOR}.loss_agg_mode": (
+        lambda config: config.actor_rollout_ref.actor.policy_loss.loss_mode in OWN_AGGREGATION,
+        "the policy loss is a seq-mean-token-mean",
+    ),
+    f"{ACTOR}.fsdp_config.param_offload": (
+        lambda config: config.actor_rollout_ref.actor.fsdp_config.param_offload,
+        "there is no offload to host memory yet: parameters stay on the devices",
+    ),
+    f"{ACTOR}.fsdp_config.optimizer_offload": (
+        lambda config: config.actor_rollout_ref.actor.fsdp_config.optimizer_offload,
+        "there is no offload to host memory yet: the optimizer's state stays on the devices",
+    ),
+    "actor_rollout_ref.ref.fsdp_config.param_offload": (
+        lambda config: config.actor_rollout_ref.ref.fsdp_config.param_offload,
+        "there is no offload to host memory yet: parameters stay on the devices",
+    ),
+    "actor_rollout_ref.model.use_remove_padding": (
+        lambda config: not config.actor_rollout_ref.model.use_remove_padding,
+        "samples are always packed",
+    ),
+    "trainer.balance_batch": (lambda config: not config.trainer.balance_batch, "rows are always balanced"),
+    f"{ROLLOUT}.enforce_eager": (_jax_engine, "the jax engine has no such setting"),
+    f"{ROLLOUT}.enable_chunked_prefill": (_jax_engine, "the jax engine has no such setting"),
+    f"{ROLLOUT}.engine_kwargs.vllm": (_jax_engine, "the jax engine has no such setting"),
 }
 
 
@@ -132,10 +155,8 @@ def drop_foreign(raw: dict[str, Any]) -> list[str]:
 
 
 def without_effect(config: Config, changed: list[str]) -> list[str]:
-    """Of the keys that the user `changed`, those without effect in this configuration, as 'key (why)'."""
-    conditional = {path: why for path, (when, why) in CONDITIONAL.items() if when(config)}
-    reasons = ALWAYS | conditional
-    return [f"{path} ({reasons[path]})" for path in changed if path in reasons]
+    """Of the keys that the user `changed`, those that do nothing in this configuration, as 'key (why)'."""
+    return [f"{path} ({why})" for path, (when, why) in CONDITIONAL.items() if path in changed and when(config)]
 
 
 def _reason(path: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from jaxrl_ppo.schema import sizes
+from jaxrl_ppo.schema.actor import OPTIMIZERS_WITH_DECAY, OPTIMIZERS_WITHOUT_DECAY
 from jaxrl_ppo.schema.coerce import value_at
 from jaxrl_ppo.schema.config import Config, OptimConfig
 from jaxrl_ppo.schema.faults import Fault
@@ -103,7 +104,7 @@ def rollout_pool(config: Config) -> Iterator[Fault]:
 
 def lengths(config: Config) -> Iterator[Fault]:
     """Prompts and responses fit where they must go."""
-    data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    data, rollout = config.data, config.actor_rollout_ref.rollout
     for part in ("prompt", "response"):
         ours, theirs = getattr(rollout, f"{part}_length"), getattr(data, f"max_{part}_length")
         if ours != theirs:
@@ -112,12 +113,13 @@ def lengths(config: Config) -> Iterator[Fault]:
     longest = data.max_prompt_length + data.max_response_length
     lengths_said = f"data.max_prompt_length={data.max_prompt_length} + max_response_length={data.max_response_length}"
     both = ("data.max_prompt_length", "data.max_response_length")
-    row = actor.ppo_max_token_len_per_gpu * actor.mesh.sequence
-    if actor.mesh.sequence > 0 and longest > row:
-        key = f"{ACTOR}.ppo_max_token_len_per_gpu"
-        by = f" x {ACTOR}.mesh.sequence={actor.mesh.sequence}" if actor.mesh.sequence > 1 else ""
-        text = f"holds less than one longest sample: {lengths_said} = {longest}"
-        yield Fault((key, *both), f"{key}={actor.ppo_max_token_len_per_gpu}{by} {text}.")
+    for key, tokens in (
+        (f"{ACTOR}.ppo_max_token_len_per_gpu", sizes.update_tokens(config)),
+        ("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", sizes.log_prob_tokens(config)),
+    ):
+        if tokens is not None and longest > tokens:
+            text = f"holds less than one longest sample: {lengths_said} = {longest}"
+            yield Fault((key, *both), f"{key}={tokens} {text}.")
     if rollout.max_model_len is not None and rollout.max_model_len < longest:
         key = f"{ROLLOUT}.max_model_len"
         yield Fault((key, *both), f"{key}={rollout.max_model_len} is less than {lengths_said} = {longest}.")
@@ -163,13 +165,20 @@ def sampling(config: Config) -> Iterator[Fault]:
 
 
 def optimizers(config: Config) -> Iterator[Fault]:
-    """Decay rates come in twos; a warm-up ends before the schedule does."""
+    """The optimizer exists and has what is asked of it; a warm-up ends before the schedule does."""
     actor, critic = config.actor_rollout_ref.actor.optim, config.critic.optim
     for optim, path in ((actor, f"{ACTOR}.optim"), (critic, "critic.optim")):
         yield from _optimizer(optim, path)
 
 
 def _optimizer(optim: OptimConfig, path: str) -> Iterator[Fault]:
+    name = optim.optimizer.lower()
+    if name not in OPTIMIZERS_WITH_DECAY + OPTIMIZERS_WITHOUT_DECAY:
+        known = ", ".join(sorted(OPTIMIZERS_WITH_DECAY + OPTIMIZERS_WITHOUT_DECAY))
+        yield Fault((f"{path}.optimizer",), f"{path}.optimizer={optim.optimizer}: must be one of {known}.")
+    elif name in OPTIMIZERS_WITHOUT_DECAY and optim.weight_decay:
+        keys = (f"{path}.optimizer", f"{path}.weight_decay")
+        yield Fault(keys, f"{keys[0]}={optim.optimizer} has no weight decay, so {keys[1]} must be 0.")
     if len(optim.betas) != 2:
         yield Fault((f"{path}.betas",), f"{path}.betas={optim.betas}: must be two numbers.")
     if 0 < optim.total_training_steps < optim.lr_warmup_steps:

@@ -16,16 +16,29 @@ REJECTION_RULES = tuple(
 )
 
 
+# Policy losses whose ratio is to the rollout policy already.
+TO_ROLLOUT_POLICY = ("dppo_tv", "dppo_kl")
+
+
 def rollout_correction(config: Config) -> Iterator[Fault]:
-    """Faults of the section."""
+    """Faults of the section: values that are not allowed, options that could have no effect."""
     correction = config.algorithm.rollout_correction
-    threshold = f"{PREFIX}.rollout_is_threshold"
-    if _band(correction.rollout_is_threshold) is None:
-        text = "must be a number above 0, or a band lo_hi such as 0.5_2.0"
+    weights, threshold = f"{PREFIX}.rollout_is", f"{PREFIX}.rollout_is_threshold"
+    bounds = _numbers(str(correction.rollout_is_threshold))
+    if not (len(bounds) == 1 and bounds[0] > 0) and not (len(bounds) == 2 and 0 <= bounds[0] < bounds[1]):
+        text = "must be a number above 0, or a band lo_hi such as 0.5_5.0"
         yield Fault((threshold,), f"{threshold}={show(correction.rollout_is_threshold)}: {text}.")
+    normalise = f"{PREFIX}.rollout_is_batch_normalize"
     if correction.rollout_is_batch_normalize and correction.rollout_is is None:
-        key = f"{PREFIX}.rollout_is_batch_normalize"
-        yield Fault((key, f"{PREFIX}.rollout_is"), f"{key}=true needs {PREFIX}.rollout_is.")
+        yield Fault((normalise, weights), f"{normalise}=true needs {weights}.")
+    if correction.rollout_is_batch_normalize and correction.bypass_mode:
+        keys = (normalise, f"{PREFIX}.bypass_mode")
+        yield Fault(keys, f"{normalise}=true needs {keys[1]}=false: it takes a forward pass over the whole batch.")
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if correction.rollout_is is not None and mode in TO_ROLLOUT_POLICY:
+        text = "whose ratio is to the rollout policy already"
+        yield Fault((weights, loss), f"{weights}={correction.rollout_is} must be null with {loss}={mode}, {text}.")
     yield from _rejection(config)
     wants = [name for name in ("rollout_is", "rollout_rs") if getattr(correction, name) is not None]
     wants += ["bypass_mode"] if correction.bypass_mode else []
@@ -48,21 +61,25 @@ def _rejection(config: Config) -> Iterator[Fault]:
     if correction.rollout_rs_threshold is None:
         yield Fault((threshold,), f"{key}={correction.rollout_rs} needs {threshold}.")
         return
-    bounds = [bound.strip() for bound in str(correction.rollout_rs_threshold).split(",")]
-    if len(bounds) not in (1, len(rules)):
-        text = f"has {len(bounds)} bounds for {len(rules)} rules"
+    texts = [text.strip() for text in str(correction.rollout_rs_threshold).split(",")]
+    if len(texts) not in (1, len(rules)):
+        text = f"has {len(texts)} bounds for {len(rules)} rules"
         yield Fault((threshold, key), f"{threshold}={correction.rollout_rs_threshold} {text}.")
-    for bound in bounds:
-        if _band(bound) is None:
-            yield Fault((threshold,), f"{threshold}: {bound!r} must be a number above 0, or a band lo_hi.")
+        return
+    for rule, bound in zip(rules, texts * len(rules) if len(texts) == 1 else texts, strict=True):
+        numbers = _numbers(bound)
+        if rule.endswith("k1"):  # its bounds are of the probability ratio
+            fits = (len(numbers) == 1 and numbers[0] > 1) or (len(numbers) == 2 and 0 < numbers[0] < numbers[1])
+            allowed = "a number above 1, or a band lo_hi"
+        else:
+            fits, allowed = len(numbers) == 1 and numbers[0] > 0, "one number above 0"
+        if not fits:
+            yield Fault((threshold,), f"{threshold} for {rule} is {bound}: must be {allowed}.")
 
 
-def _band(text: float | str) -> tuple[float, float] | None:
-    """(low, high) of a threshold: a number bounds from above, lo_hi from both sides. None when it is neither."""
-    parts = str(text).split("_")
+def _numbers(text: str) -> list[float]:
+    """The numbers of `1.5` or `0.5_2.0`; none when a part is no number."""
     try:
-        numbers = [float(part) for part in parts]
+        return [float(part) for part in text.split("_")]
     except ValueError:
-        return None
-    low, high = (0.0, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[-1])
-    return (low, high) if len(numbers) <= 2 and 0 <= low < high else None
+        return []

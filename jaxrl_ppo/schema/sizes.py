@@ -65,6 +65,19 @@ def optimizer_steps_per_step(config: Config) -> int:
     return config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
 
 
+def update_tokens(config: Config) -> int | None:
+    """Tokens of the actor's update on one device at a time, at most; None where a number of sequences is the limit."""
+    actor = config.actor_rollout_ref.actor
+    return actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz or not actor.ppo_micro_batch_size_per_gpu else None
+
+
+def log_prob_tokens(config: Config) -> int | None:
+    """The same of log-probs without gradients."""
+    ref = config.actor_rollout_ref.ref
+    by_tokens = ref.log_prob_use_dynamic_bsz or not ref.log_prob_micro_batch_size_per_gpu
+    return ref.log_prob_max_token_len_per_gpu if by_tokens else None
+
+
 def staleness(config: Config) -> int:
     """How many steps' updates lie between the weights that generate a batch and those it trains."""
     return {"sync": 0, "one_step_off": 1}[config.trainer.mode]

@@ -48,7 +48,7 @@ def _what(config: Config) -> list[tuple[str, str]]:
 
 
 def _step(config: Config) -> list[tuple[str, str]]:
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
     return [
         ("prompts per step", f"{config.data.train_batch_size:,}"),
         ("samples per prompt", f"{rollout.n:,}, {_sampling(config)}"),
@@ -56,9 +56,17 @@ def _step(config: Config) -> list[tuple[str, str]]:
         ("sequences per optimizer step", f"{sizes.sequences_per_optimizer_step(config):,}"),
         ("optimizer steps per step", f"{sizes.optimizer_steps_per_step(config):,}"),
         ("tokens per sample at most", f"{rollout.prompt_length:,} prompt + {rollout.response_length:,} response"),
-        ("tokens per device at most", f"{actor.ppo_max_token_len_per_gpu:,} at a time"),
+        ("tokens per device at most", _tokens_per_device(config)),
         ("staleness", _staleness(config)),
     ]
+
+
+def _tokens_per_device(config: Config) -> str:
+    tokens, sequences = sizes.update_tokens(config), config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    if tokens is not None or sequences is None:
+        return f"{tokens:,} at a time"
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    return f"{sequences * longest:,} at a time: {sequences:,} sequences"
 
 
 def _sampling(config: Config) -> str:

@@ -68,7 +68,19 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{ROLLOUT}.expert_parallel_size=2", "is more than the 1 devices of a replica"),
         # lengths
         (f"{ROLLOUT}.response_length=9", "are one length in two places: give data.max_response_length."),
-        (f"{ACTOR}.ppo_max_token_len_per_gpu=1000", "holds less than one longest sample"),
+        (
+            f"{ACTOR}.ppo_max_token_len_per_gpu=1000",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=1000 holds less than one longest",
+        ),
+        (
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=1000",
+            "per_gpu=1000 holds less than one longest sample",
+        ),
+        (f"{ACTOR}.optim.optimizer=adamv", f"{ACTOR}.optim.optimizer=adamv: must be one of adabelief, "),
+        (
+            f"{ACTOR}.optim.optimizer=SGD",
+            f"optimizer=SGD has no weight decay, so {ACTOR}.optim.weight_decay must be 0.",
+        ),
         (f"{ROLLOUT}.max_model_len=1000", f"{ROLLOUT}.max_model_len=1000 is less than data.max_prompt_length=512"),
         (
             "reward.reward_kwargs.overlong_buffer_cfg.enable=true",

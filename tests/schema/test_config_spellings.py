@@ -10,7 +10,7 @@ import pytest
 from jaxrl_ppo.schema.availability import MISSING
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.legacy import REWARD_SPELLINGS, SPELLINGS, lookup, migrate_legacy_reward_impl
-from jaxrl_ppo.schema.no_effect import ALWAYS, CONDITIONAL
+from jaxrl_ppo.schema.no_effect import CONDITIONAL
 from jaxrl_ppo.schema.validate import Checked
 
 ACTOR = "actor_rollout_ref.actor"
@@ -91,6 +91,8 @@ def test_spellings_lead_to_keys() -> None:
         ("global_profiler.global_tool_config.nsys.discrete=True", "global_profiler.global_tool_config.nsys.discrete ("),
         ("critic.model.fsdp_config.param_offload=False", "critic.model.fsdp_config.param_offload ("),
         ("data.return_raw_chat=True", "data.return_raw_chat ("),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=True", "ref.fsdp_config.param_offload (there is no offload"),
+        ("actor_rollout_ref.model.use_remove_padding=False", "use_remove_padding (samples are always packed)"),
         (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy (every strategy means the mesh)"),
     ],
 )
@@ -107,6 +109,18 @@ def test_keys_of_vllm_have_no_effect_on_the_jax_engine(check: Callable[..., Chec
     assert not check("actor_rollout_ref.rollout.name=vllm", f"{eager}=true").notes
     (note,) = check("actor_rollout_ref.rollout.name=jax", f"{eager}=true").notes
     assert note == f"no effect here: {eager} (the jax engine has no such setting)"
+
+
+def test_asking_for_what_happens_anyway_needs_no_line(check: Callable[..., Checked]) -> None:
+    assert not check(
+        "actor_rollout_ref.model.use_remove_padding=True", f"{ACTOR}.fsdp_config.param_offload=False"
+    ).notes
+    assert not check(f"{ACTOR}.loss_agg_mode=token-mean").notes
+
+
+def test_aggregation_of_a_loss_that_has_its_own(check: Callable[..., Checked]) -> None:
+    (note,) = check(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=token-mean").notes
+    assert "loss_agg_mode (the policy loss is a seq-mean-token-mean)" in note
 
 
 def test_hydra_targets_are_ignored(check: Callable[..., Checked]) -> None:
@@ -149,7 +163,7 @@ def test_tables_name_keys_of_the_schema() -> None:
     keys = {path for path, _, _ in walk()}
     sections = {path.rsplit(".", depth)[0] for path in keys for depth in range(1, path.count(".") + 1)}
     assert {cover for entry in MISSING for cover in entry.covers} <= keys | sections
-    assert set(CONDITIONAL) | set(ALWAYS) <= keys
+    assert set(CONDITIONAL) <= keys
 
 
 def test_lookup_of_a_path_that_leads_nowhere() -> None:

@@ -45,6 +45,25 @@ def test_table(check: Callable[..., Checked]) -> None:
     assert table["length"] == "7 steps"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        (["ppo_micro_batch_size_per_gpu=4"], "4,096 at a time: 4 sequences"),
+        (["ppo_micro_batch_size_per_gpu=4", "use_dynamic_bsz=true"], "16,384 at a time"),
+        (["ppo_max_token_len_per_gpu=2000"], "2,000 at a time"),
+    ],
+)
+def test_tokens_per_device(check: Callable[..., Checked], overrides: list[str], tokens: str) -> None:
+    config = check(*(f"actor_rollout_ref.actor.{override}" for override in overrides)).config
+    assert rows(render(config))["tokens per device at most"] == tokens
+
+
+def test_a_limit_in_sequences_is_none_in_tokens(check: Callable[..., Checked]) -> None:
+    actor, ref = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+    small = [f"{actor}.ppo_max_token_len_per_gpu=100", f"{ref}.log_prob_max_token_len_per_gpu=100"]
+    assert check(*small, f"{actor}.ppo_micro_batch_size_per_gpu=1", f"{ref}.log_prob_micro_batch_size_per_gpu=1").config
+
+
 def test_table_of_one_step_off(check: Callable[..., Checked]) -> None:
     checked = check("rollout.nnodes=2", "rollout.n_gpus_per_node=4", name="one_step_off_ppo_trainer")
     table = rows(render(checked.config, ["something"]))
