@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Collection
@@ -113,10 +112,13 @@ def check_devices(config: Config) -> None:
 
 
 def run_ppo(config: Config) -> None:
-    """Run a checked configuration to its end on a Ray cluster, started here or joined. Raises RunFailed."""
-    from jaxrl_ppo.cluster import launch
+    """Run a checked configuration to its end on a Ray cluster, started here or joined. Exits 1 when the run fails."""
+    from jaxrl_ppo.cluster import launch  # Ray takes a second to import; a dry run does without
 
-    launch.run_ppo(config, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
+    try:
+        launch.run_ppo(config)
+    except launch.RunFailed as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ POLICY_LOSSES = (
 KL_TYPES = tuple(name + plus for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for plus in ("", "+"))
 # Names in optax, by whether they take a weight decay that leaves norms and biases out.
 OPTIMIZERS_WITH_DECAY = ("adamaxw", "adamw", "adan", "lamb", "lion")
-OPTIMIZERS_WITHOUT_DECAY = ("adabelief", "adafactor", "adagrad", "adam", "adamax", "amsgrad", "novograd", "radam")
-OPTIMIZERS_WITHOUT_DECAY += ("rmsprop", "sgd", "yogi")
+OPTIMIZERS_WITHOUT_DECAY = (
+    *("adabelief", "adafactor", "adagrad", "adam", "adamax", "amsgrad"),
+    *("novograd", "radam", "rmsprop", "sgd", "yogi"),
+)
 CHECKPOINT_CONTENTS = ("model", "optimizer", "extra", "hf_model")
 
 
