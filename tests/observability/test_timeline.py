@@ -81,7 +81,7 @@ def test_resume_drops_later_steps_in_every_part(tmp_path, monkeypatch):
 
 
 def test_overlap_counts_no_second_twice():
-    first = [span("a", 0, 4), span("a", 3, 6), span("a", 10, 11)]
+    first = [span("a", 0, 6), span("a", 1, 2), span("a", 10, 11)]
     second = [span("b", 2, 5), span("b", 4, 5.5), span("b", 10.5, 20)]
     assert overlap_seconds(first, second) == pytest.approx(3.5 + 0.5)
     assert overlap_seconds(first, []) == 0
