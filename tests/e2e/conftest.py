@@ -29,11 +29,11 @@ def tiny(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     eos = json.loads((smollm2 / "config.json").read_text())["eos_token_id"]
     config = LlamaConfig(
         vocab_size=49152,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2,  # of 32: vLLM's CPU attention takes no narrower heads
+        num_key_value_heads=1,
         max_position_embeddings=256,
         tie_word_embeddings=True,
         eos_token_id=eos,
