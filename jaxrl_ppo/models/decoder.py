@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_ppo.models.architecture import DecoderConfig
-from jaxrl_ppo.models.attention import attend, packed_mask
+from jaxrl_ppo.models.attention import causal_attention, mask_bias, packed_mask
 from jaxrl_ppo.models.layers import decoder_layer, rms_norm
 from jaxrl_ppo.models.parameters import nest, parameter_specs
 from jaxrl_ppo.models.rope import rope_angles
@@ -20,7 +20,7 @@ REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-ATTENTION_KERNELS = {"xla": attend}
+ATTENTION_KERNELS = {"xla": causal_attention}
 
 
 class Decoder(nnx.Module):
@@ -75,12 +75,12 @@ class Decoder(nnx.Module):
         config = self.config
         params = nnx.to_pure_dict(nnx.state(self, nnx.Param))
         kernel = ATTENTION_KERNELS[self.attention]
-        mask = packed_mask(segment_ids, branch_ids)
+        bias = mask_bias(packed_mask(segment_ids, branch_ids))
         cos, sin = rope_angles(positions, config.rope, config.head_dim)
         x = params["embed"]["embedding"].astype(self.dtype)[tokens]
 
         def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return kernel(query, key, value, mask, config.query_scale)
+            return kernel(query, key, value, bias, config.query_scale)
 
         def layer(x: jax.Array, layer_params: dict[str, Any]) -> tuple[jax.Array, None]:
             return decoder_layer(x, layer_params, config, cos, sin, attention), None

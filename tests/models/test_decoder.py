@@ -47,18 +47,18 @@ def random_tokens(rows, length, seed=0):
 def test_logits_log_probs_and_gradients_equal_transformers(model_folders, name):
     decoder = load(model_folders[name])
     oracle = transformers.AutoModelForCausalLM.from_pretrained(model_folders[name], attn_implementation="eager")
-    tokens = random_tokens(2, 40)
+    tokens = random_tokens(2, 100)  # more than one chunk of queries
     targets = torch.tensor(tokens[:, 1:], dtype=torch.long)
 
     expected = oracle(torch.tensor(tokens, dtype=torch.long)).logits
     expected_log_probs = torch.log_softmax(expected[:, :-1], -1).gather(-1, targets[..., None])[..., 0]
-    (expected_log_probs * torch.linspace(-1, 1, 39)).sum().backward()
+    (expected_log_probs * torch.linspace(-1, 1, 99)).sum().backward()
 
     def loss(decoder):
         logits = logits_of(decoder, tokens)
         log_probs = jax.nn.log_softmax(logits[:, :-1])
         log_probs = jnp.take_along_axis(log_probs, jnp.asarray(tokens)[:, 1:, None], -1)[..., 0]
-        return (log_probs * jnp.linspace(-1, 1, 39)).sum(), (logits, log_probs)
+        return (log_probs * jnp.linspace(-1, 1, 99)).sum(), (logits, log_probs)
 
     (_, (logits, log_probs)), grads = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(decoder)
     np.testing.assert_allclose(logits, expected.detach(), rtol=1e-4, atol=1e-4)
