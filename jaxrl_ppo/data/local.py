@@ -58,7 +58,7 @@ def _copy_url(url: str) -> Path:
     for name, info in sorted(listing.items()):
         stamp = [info.get(key) for key in ("size", "mtime", "created", "LastModified", "updated", "ETag", "etag")]
         version.update(f"{name} {stamp}\n".encode())
-    place = cache_folder() / "copies" / version.hexdigest()[:24] / (url.rstrip("/").rpartition("/")[2] or "copy")
+    place = cache_folder() / "copies" / version.hexdigest()[:24] / (remote.rstrip("/").rpartition("/")[2] or "copy")
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / ".lock"):
         if not place.exists():

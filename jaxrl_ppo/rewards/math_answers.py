@@ -14,6 +14,7 @@ from jaxrl_ppo.rewards.scorers import scorer
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 ANSWER_LINE = re.compile(r"(?i)answer\s*:\s*([^\n]+)")
 LONGEST_ANSWER = 1000  # characters; a longer one is no final answer, and may take minutes to parse
+MOST_BOXES = 20  # looked at, from the end, when they are not complete
 PARSING_SECONDS = 5
 
 
@@ -37,7 +38,7 @@ def dapo_math(solution_str: str, ground_truth: Any) -> dict[str, Any]:
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last complete \boxed{…} (or \boxed 5) of `text`; None when there is none."""
-    for match in reversed(list(BOX.finditer(text))):
+    for match in reversed(list(BOX.finditer(text))[-MOST_BOXES:]):
         start = match.end()
         if text[start : start + 1] != "{":
             word = re.match(r"[^\s$.,]+", text[start:])

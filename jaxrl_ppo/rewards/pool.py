@@ -9,7 +9,7 @@ from jaxrl_ppo.rewards.process import CallHung, ProcessDied, RewardProcess
 from jaxrl_ppo.rewards.results import Result, failed
 from jaxrl_ppo.rewards.wire import Setup
 
-CONCURRENT_CALLS = 64  # of a coroutine function, in one process
+CALLS_AT_ONCE = 64  # in one process, of a coroutine function or in a batch
 
 
 class RewardPool:
@@ -31,10 +31,10 @@ class RewardPool:
         """Start the first process. Raises RewardError when the reward function cannot be loaded."""
         first = await self._start_process()
         self._shared.add(first)
-        self._room = CONCURRENT_CALLS if first.concurrent else 1
+        self._room = CALLS_AT_ONCE if first.many_at_once else 1
         self._slots = asyncio.Semaphore(self._num_workers * self._room)
-        # A process for coroutines takes many calls, so the next is started only when those before it are full.
-        self._starting = asyncio.Semaphore(1 if first.concurrent else self._num_workers)
+        # A process may take many calls, and then the next is started only when those before it are full.
+        self._starting = asyncio.Semaphore(1 if first.many_at_once else self._num_workers)
 
     async def score(self, call: Call) -> Result:
         """The outcome of one call; whatever goes wrong in it is in the result, as its failure.
@@ -46,7 +46,7 @@ class RewardPool:
             try:
                 return await process.call(call, self._setup.timeout_s)
             except CallHung:
-                if not process.concurrent:
+                if not process.many_at_once:
                     return self._timed_out(process)  # else another call may have blocked them all
             except ProcessDied:
                 pass
@@ -61,7 +61,7 @@ class RewardPool:
                 return self._timed_out(process)
             except ProcessDied as died:
                 return failed("crash", f"{died}, twice", process.tail)
-        if process.concurrent or sum(p.alive for p in self._shared) >= self._num_workers:
+        if process.many_at_once or sum(p.alive for p in self._shared) >= self._num_workers:
             await process.kill()
         else:
             self._shared.add(process)

@@ -19,7 +19,7 @@ from jaxrl_ppo.rewards.results import Failure, Result, RewardError
 from jaxrl_ppo.rewards.wire import HEADER, Setup
 
 START_TIMEOUT_S = 300.0  # a reward function's imports may be slow
-GRACE_S = 5.0  # a process cancels a coroutine past its deadline itself; if it does not, it is killed
+GRACE_S = 5.0  # where calls share a process, one that only waits is cancelled there, before the process is killed
 TAIL_BYTES = 4096  # of its output, kept for failure reports
 SHOWN_BYTES = 1 << 16  # of its output, passed on to standard error
 
@@ -45,7 +45,7 @@ class RewardProcess:
         self._output = asyncio.create_task(self._read_output())
         self._answers: asyncio.Task[None] | None = None
         self._end: asyncio.Task[str] | None = None
-        self.concurrent = False
+        self.many_at_once = False
 
     @property
     def alive(self) -> bool:
@@ -102,7 +102,7 @@ class RewardProcess:
         except BaseException:
             await started.kill()
             raise
-        started.concurrent = hello["concurrent"]
+        started.many_at_once = hello["many_at_once"]
         started._answers = asyncio.create_task(started._read_answers())
         return started
 
@@ -113,7 +113,7 @@ class RewardProcess:
         self._calls[number] = answer
         try:
             self._send((number, call))
-            async with asyncio.timeout(timeout_s + (GRACE_S if self.concurrent else 0)):
+            async with asyncio.timeout(timeout_s + (GRACE_S if self.many_at_once else 0)):
                 return await answer
         except TimeoutError:
             if self.alive:
@@ -122,7 +122,7 @@ class RewardProcess:
             await self.kill()
             raise CallHung from None
         except asyncio.CancelledError:
-            if not self.concurrent:  # it is busy with a call that nobody waits for any more
+            if not self.many_at_once:  # it is busy with a call that nobody waits for any more
                 await self.kill()
             raise
         finally:

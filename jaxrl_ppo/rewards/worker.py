@@ -24,7 +24,7 @@ import threading
 from typing import Any
 
 from jaxrl_ppo.rewards.methods import Call, Method
-from jaxrl_ppo.rewards.results import Result, failed, from_exception
+from jaxrl_ppo.rewards.results import Result, WrongResult, failed, from_exception
 from jaxrl_ppo.rewards.wire import HEADER, Setup
 from jaxrl_ppo.schema.user_code import UserCodeError
 
@@ -73,28 +73,49 @@ def main() -> None:
     if setup.memory_mb is not None:
         # Data, not address space: libraries reserve far more of that than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_mb << 20, setup.memory_mb << 20))
-    link.send({"concurrent": method.concurrent})
-    if method.concurrent:
+    link.send({"many_at_once": method.mode != "single"})
+    if method.mode == "concurrent":
         asyncio.run(_serve_concurrently(link, method, setup.timeout_s))
     else:
         _serve(link, method)
 
 
 def _serve(link: Link, method: Method) -> None:
-    """One call at a time. A call that takes too long is the parent's to end, with the whole process."""
+    """One call after the other, or as many as are waiting in one batch.
+
+    A call that takes too long is the parent's to end, with the whole process.
+    """
     calls: queue.SimpleQueue[tuple[int, Call]] = queue.SimpleQueue()
     _watch_socket(link, calls.put)
     with asyncio.Runner() as runner:
         while True:
-            number, call = calls.get()
-            try:
-                value = method.start(call)
-                if inspect.isawaitable(value):
-                    value = runner.run(_wait_for(value))
-                result = method.finish(value, call)
-            except BaseException as error:  # SystemExit too: a sample's failure does not end the worker
-                result = from_exception(error)
-            link.send(_answer(number, result))
+            waiting = [calls.get()]
+            while method.mode == "batch" and not calls.empty():
+                waiting.append(calls.get())
+            for (number, _), result in zip(waiting, _results(method, [call for _, call in waiting], runner)):
+                link.send({"call": number, "result": dataclasses.asdict(result)})
+
+
+def _results(method: Method, calls: list[Call], runner: asyncio.Runner) -> list[Result]:
+    """The outcomes of calls. A batch that fails is made again call by call, so that it costs only the bad sample."""
+    try:
+        if method.mode == "batch":
+            values = method.start_batch(calls)
+        else:
+            value = method.start(calls[0])
+            values = [runner.run(_wait_for(value)) if inspect.isawaitable(value) else value]
+    except BaseException as error:  # SystemExit too: a sample's failure does not end the process
+        if len(calls) > 1:
+            return [result for call in calls for result in _results(method, [call], runner)]
+        return [from_exception(error)]
+    return [_finished(method, value, call) for value, call in zip(values, calls)]
+
+
+def _finished(method: Method, value: Any, call: Call) -> Result:
+    try:
+        return method.finish(value, call)
+    except WrongResult as error:
+        return from_exception(error)
 
 
 async def _wait_for(value: Any) -> Any:
@@ -117,7 +138,7 @@ async def _serve_concurrently(link: Link, method: Method, timeout_s: float) -> N
                 result = failed("timeout", f"no reward within reward.timeout_s={timeout_s:g} s")
             else:
                 result = from_exception(error)
-        link.send(_answer(number, result))
+        link.send({"call": number, "result": dataclasses.asdict(result)})
 
     while True:
         number, call = await calls.get()
@@ -136,10 +157,6 @@ def _watch_socket(link: Link, put: Any) -> None:
         os.killpg(0, signal.SIGKILL)  # with whatever processes the user's code has started
 
     threading.Thread(target=read, daemon=True).start()
-
-
-def _answer(number: int, result: Result) -> dict[str, Any]:
-    return {"call": number, "result": dataclasses.asdict(result)}
 
 
 if __name__ == "__main__":
