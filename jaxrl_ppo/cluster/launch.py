@@ -50,7 +50,7 @@ def start_ray(config: Config) -> None:
         address=address,
         runtime_env=runtime_environment(settings.runtime_env),
         log_to_driver=False,  # the console shows the run; processes' own logs are in Ray's session folder
-        logging_level="warning",
+        logging_level="error",
         **local,
     )
 
@@ -85,7 +85,7 @@ def run_ppo(config: Config) -> None:
 
 def describe(error: ray.exceptions.RayTaskError) -> str:
     """What went wrong, for a person: the message of an error made for people, else the whole remote traceback."""
-    cause = error
+    cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause = cause.cause
     while isinstance(cause, BaseExceptionGroup):

@@ -82,6 +82,7 @@ class TaskRunner:
         # Everything that a user can get wrong comes before anything that takes long.
         model = config.actor_rollout_ref.model
         assert model.path is not None
+        assert config.data.train_files is not None
         folder = await asyncio.to_thread(copy_to_local, model.path)
         tokenizer = await asyncio.to_thread(
             hf_tokenizer,

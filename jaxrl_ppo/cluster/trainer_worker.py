@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
 import numpy as np
 import ray
 
+from device import find_chip
 from jaxrl_ppo.cluster.process import enter
+from jaxrl_ppo.observability.metrics import mfu_metrics, prompt_lengths, response_lengths, training_flops
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
@@ -68,7 +71,33 @@ class TrainerWorker:
 
     def update_actor(self, batch: Batch) -> dict[str, float]:
         """Every optimizer step of one batch."""
-        return self.trainer.update(batch)
+        begin = time.perf_counter()
+        metrics = self.trainer.update(batch)
+        return metrics | self._mfu(batch, time.perf_counter() - begin)
+
+    def _mfu(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """`perf/mfu/actor`, where the chip's peak is known. Work that an update saves counts as done."""
+        import jax
+
+        chip = find_chip(jax.devices()[0].device_kind)
+        if chip is None:
+            return {}
+        model, actor = self.trainer.model, self.config.actor_rollout_ref.actor
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.trainer.params))
+        if not model.tie_embeddings:
+            size -= model.vocab_size * model.hidden_size  # looked up, not multiplied
+        flops = training_flops(
+            prompt_lengths(batch) + response_lengths(batch),
+            parameters=size,
+            layers=model.num_layers,
+            attention_width=model.num_heads * model.head_dim,
+        )
+        return mfu_metrics(
+            {"actor": flops * actor.ppo_epochs},
+            {"actor": seconds},
+            peak_flops=chip.bf16_flops,
+            devices=jax.device_count(),
+        )
 
     def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
         """Log-prob of each token after the first, temperature 1."""

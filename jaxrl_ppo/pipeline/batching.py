@@ -63,7 +63,7 @@ def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_le
     length = padded_length(max((len(s.response_ids) for s in samples), default=0), response_length)
 
     def column(values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        out = np.zeros((len(samples), length), dtype)
+        out: np.ndarray = np.zeros((len(samples), length), dtype)
         for row, value in zip(out, values):
             row[: len(value)] = value
         return out

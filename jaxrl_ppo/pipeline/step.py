@@ -188,7 +188,7 @@ class Run:
             metrics |= await self.trainer.update_actor(batch)
         with self._phase("stage_weights", step, "weight_sync"):
             await self._stage(step)
-        self.observer.rollout(step, batch, generated.samples)
+        await asyncio.to_thread(self.observer.rollout, step, batch, generated.samples)
         self.prompts.update(batch.prompts, generated.samples)
         self._trained = batch
 

@@ -29,7 +29,7 @@ def check_probe(
         return difference
     stale = previous is not None and float(np.max(np.abs(measured - previous))) <= TOLERANCE[dtype]
     raise WeightError(
-        f"rollout replica {replica} does not run weight version {version}: its log-probs on the probe prompt differ from "
-        f"the trainer's by up to {difference:.3g} (at most {TOLERANCE[dtype]} for {dtype}). "
+        f"rollout replica {replica} does not run weight version {version}: its log-probs on the probe prompt differ "
+        f"from the trainer's by up to {difference:.3g} (at most {TOLERANCE[dtype]} for {dtype}). "
         + ("It still runs the weights before." if stale else "Its weights, or how it computes with them, are others.")
     )

@@ -161,7 +161,7 @@ class VllmEngine:
                 f"scoring takes 2 to {self._max_length - 1} tokens (max_model_len - 1), not {len(token_ids)}"
             )
         output = await self._ask(token_ids, max_tokens=1, prompt_logprobs=0, flat_logprobs=True)
-        return np.asarray(output.prompt_logprobs.logprobs, np.float32)  # type: ignore[union-attr]
+        return np.asarray(output.prompt_logprobs.logprobs, np.float32)
 
     async def check_health(self) -> None:
         """Raise EngineDead when the engine core is gone or a load has failed."""
@@ -229,7 +229,7 @@ class VllmEngine:
         return Completion(
             request.id,
             np.asarray(result.token_ids, np.int32),
-            np.asarray(result.logprobs.logprobs, np.float32),  # type: ignore[union-attr]
+            np.asarray(result.logprobs.logprobs, np.float32),
             versions.astype(np.int32),
             result.finish_reason,
         )
