@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -70,11 +70,13 @@ class VllmEngine:
             start_deadline_s: for the start.
             deadline_s: for each later wait for vLLM that does not depend on requests (pause, load, resume).
 
-        Raises ImportError when vLLM is not installed, ValueError for settings that cannot be had, EngineDead when it
-        does not come up, DeadlineExceeded.
+        Raises ImportError when vLLM is not installed, FileNotFoundError, ValueError for settings that cannot be had,
+        EngineDead when it does not come up, DeadlineExceeded.
         """
         if find_spec("vllm") is None:
             raise ImportError(NOT_INSTALLED)
+        if not Path(model_folder, "config.json").is_file():
+            raise FileNotFoundError(f"{model_folder} is not a Hugging Face model folder: it has no config.json")
         import psutil
 
         from jaxrl_ppo.weights import vllm_owner
@@ -161,7 +163,7 @@ class VllmEngine:
                 f"scoring takes 2 to {self._max_length - 1} tokens (max_model_len - 1), not {len(token_ids)}"
             )
         output = await self._ask(token_ids, max_tokens=1, prompt_logprobs=0, flat_logprobs=True)
-        return np.asarray(output.prompt_logprobs.logprobs, np.float32)
+        return np.asarray(cast(Any, output.prompt_logprobs).logprobs, np.float32)
 
     async def check_health(self) -> None:
         """Raise EngineDead when the engine core is gone or a load has failed."""
@@ -229,7 +231,7 @@ class VllmEngine:
         return Completion(
             request.id,
             np.asarray(result.token_ids, np.int32),
-            np.asarray(result.logprobs.logprobs, np.float32),
+            np.asarray(cast(Any, result.logprobs).logprobs, np.float32),  # flat
             versions.astype(np.int32),
             result.finish_reason,
         )

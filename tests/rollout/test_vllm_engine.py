@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from conftest import PROMPT, processed_log_prob
+from tiny_llama import PROMPT, processed_log_prob
 
 from jaxrl_ppo.rollout.engine import Request, SamplingParams
 from jaxrl_ppo.rollout.errors import EngineDead, RequestError
