@@ -77,8 +77,9 @@ class RolloutGroup:
     def start_stores(self) -> list[Any]:
         """A weight store on every node that has a replica."""
         root = store_root(self.config.trainer.default_local_dir)
+        store_class: Any = StoreWorker  # a Ray actor class, which no type checker sees
         return [
-            StoreWorker.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(root)
+            store_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(root)
             for node in sorted(self.nodes)
         ]
 

@@ -18,8 +18,8 @@ NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index
 def save_pretrained(folder: str | Path, buckets: Iterable[Mapping[str, np.ndarray]], source: str | Path) -> None:
     """Write checkpoint tensors as a Hugging Face folder, loadable by transformers and vLLM.
 
-    `buckets` are (name -> array) mappings in Hugging Face names, each written as one file as it comes: the host holds no
-    more than one. `source` is the folder the model was read from; its configuration (with the tensors' dtype) and its
+    `buckets` are (name -> array) mappings in Hugging Face names, each written as one file as it comes: the host holds
+    one at most. `source` is the folder the model was read from; its configuration (with the tensors' dtype) and its
     tokenizer files are taken over. The folder appears whole or not at all: an existing one is replaced at the end.
     """
     folder, source = Path(folder), Path(source)

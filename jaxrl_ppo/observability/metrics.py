@@ -1,4 +1,4 @@
-"""A step's numbers under the names verl gives them: rewards, lengths, drift between engine and trainer, time, MFU."""
+"""A step's numbers under the names verl gives them: rewards, lengths, time, MFU."""
 
 from __future__ import annotations
 
@@ -43,15 +43,11 @@ def batch_metrics(
     *,
     max_prompt_length: int,
     max_response_length: int,
-    trainer_log_probs: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """What the batch of one step looks like: `critic/*`, `response_length/*`, `prompt_length/*`, `training/*`.
+    """What the batch of one step looks like: `critic/*`, `response_length/*` and `prompt_length/*`.
 
-    Columns that the step did not compute give no metrics. `trainer_log_probs` [B, T] are the trainer's log-probs of the
-    sampled tokens where `batch.old_log_probs` are not (bypass mode); they are compared with the engine's in
-    probability, as verl's `training/rollout_probs_diff_*`.
+    Columns that the step did not compute give no metrics.
     """
-    trainer = own_log_probs(batch) if trainer_log_probs is None else trainer_log_probs
     mask = batch.response_mask > 0
     metrics = _spread("critic/score", batch.scores)
     if batch.token_rewards is not None:
@@ -63,8 +59,6 @@ def batch_metrics(
     metrics |= _lengths("response_length", response_lengths(batch), max_response_length)
     metrics |= _lengths("prompt_length", prompt_lengths(batch), max_prompt_length)
     metrics["actor/zero_signal_groups"] = float(zero_signal_groups(batch.scores, batch.group))
-    if trainer is not None:
-        metrics |= rollout_drift(trainer, batch.rollout_log_probs, mask)
     return metrics
 
 
@@ -91,22 +85,6 @@ def zero_signal_groups(scores: np.ndarray, group: np.ndarray) -> int:
         of_group = scores[group == number]
         count += len(of_group) > 1 and float(of_group.max() - of_group.min()) <= ZERO_SIGNAL_TOLERANCE
     return count
-
-
-def rollout_drift(trainer: np.ndarray, engine: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-    """How far the engine's probability of a sampled token is from the trainer's: mean, max, std of |difference|.
-
-    `trainer`, `engine` are log-probs [B, T]; only tokens in `mask` count. No token at all: no metrics.
-    """
-    difference = np.abs(np.exp(trainer[mask].astype(np.float64)) - np.exp(engine[mask].astype(np.float64)))
-    if not difference.size:
-        return {}
-    name = "training/rollout_probs_diff"
-    return {
-        f"{name}_mean": float(difference.mean()),
-        f"{name}_max": float(difference.max()),
-        f"{name}_std": float(difference.std(ddof=1)) if difference.size > 1 else 0.0,
-    }
 
 
 def time_metrics(seconds: Mapping[str, float], batch: Batch, *, devices: int) -> dict[str, float]:

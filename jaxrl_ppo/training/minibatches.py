@@ -70,8 +70,9 @@ def make_mini_batch(
     mode = loss.aggregation or actor.loss_agg_mode
     scale = actor.loss_scale_factor or response_length
     weights = columns["weights"] = np.zeros(batch.response_mask.shape, np.float32)
-    weights[samples] = token_weights(mode, mask, scale)
-    columns["mask"] = batch.response_mask
+    kept = mask if batch.kept_mask is None else batch.kept_mask[samples]
+    weights[samples] = token_weights(mode, kept, scale, response_mask=mask)
+    columns["mask"] = batch.response_mask if batch.kept_mask is None else batch.kept_mask
     if loss.select is not None:
         old, advantages = _needed(batch, "old_log_probs")[samples], columns["advantages"][samples]
         selected = columns["selected"] = np.zeros(batch.response_mask.shape, np.float32)

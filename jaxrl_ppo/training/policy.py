@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxrl_ppo.algorithms.diagnostics import rollout_metrics
 from jaxrl_ppo.algorithms.policy_losses import find_policy_loss
 from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.models.huggingface import load_params
@@ -27,7 +28,7 @@ from jaxrl_ppo.training.programs import ROWS, PolicyPrograms, decayed_parameters
 
 if TYPE_CHECKING:
     from jaxrl_ppo.models.architecture import DecoderConfig
-    from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig
+    from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig, RolloutCorrectionConfig
 
 DTYPES = {"fp32": jnp.float32, "float32": jnp.float32, "bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
 
@@ -68,6 +69,7 @@ class PolicyTrainer:
             self.optimizer,
             mesh,
             self.rules,
+            correction=_correction_in_loss(algorithm),
             dtype=dtype,
             remat="full" if config.model.enable_gradient_checkpointing else "none",
             attention="xla",
@@ -117,15 +119,19 @@ class PolicyTrainer:
 
         Needs the batch's advantages. Old log-probs that are missing are those of the current weights: taken from the
         step itself when the batch makes a single one, else computed first. Samples that can change neither loss nor
-        gradient are not computed; `actor/ppo_kl` and `training/rollout_probs_diff_*` are over the tokens that are,
-        whose share is `actor/computed_token_ratio`. Every other metric is over all tokens. Raises PackingError when a
-        sample exceeds the token limit.
+        gradient are not computed; `actor/ppo_kl`, `training/rollout_probs_diff_*` and `rollout_corr/*` are over the
+        tokens that are, whose share is `actor/computed_token_ratio`. Every other metric is over all tokens. Raises
+        PackingError when a sample exceeds the token limit.
+
+        In bypass mode nothing else compares trainer and engine, so the update does: each token's log-prob at its first
+        use, before the optimizer step that it is part of, with the engine's.
         """
         compiled = self.compiled.count
         steps = list(optimizer_steps(batch, self.config.actor, (self.seed, self.updates)))
         if batch.old_log_probs is None and len(steps) > 1:
             batch.old_log_probs = self.log_probs(batch)
         totals = _Totals()
+        first_seen = np.full(batch.response_mask.shape, np.nan, np.float32)
         for samples, seed in steps:
             mini_batch = make_mini_batch(
                 batch,
@@ -135,9 +141,13 @@ class PolicyTrainer:
                 response_length=self.config.rollout.response_length,
                 seed=seed,
             )
-            self._optimizer_step(batch, mini_batch, totals)
+            self._optimizer_step(batch, mini_batch, totals, first_seen)
         self.updates += 1
-        return totals.metrics() | {
+        metrics = totals.metrics()
+        if self.algorithm.rollout_correction.bypass_mode:
+            seen = (batch.response_mask > 0) & np.isfinite(first_seen)
+            metrics |= rollout_metrics(first_seen, batch.rollout_log_probs, seen)
+        return metrics | {
             "actor/lr": float(self.learning_rate(max(self.version - 1, 0))),
             "training/compilations": float(self.compiled.count - compiled),
         }
@@ -176,22 +186,33 @@ class PolicyTrainer:
         if EXTRA in found:
             self.version, self.updates = found[EXTRA]["version"], found[EXTRA]["updates"]
 
-    def gradient(self, batch: Batch, mini_batch: MiniBatch) -> tuple[Any, dict[str, jax.Array], Packing]:
-        """Gradient of one optimizer step's loss, float32 like the parameters; the metrics' sums; how it was packed."""
+    def gradient(
+        self, batch: Batch, mini_batch: MiniBatch, log_probs: np.ndarray | None = None
+    ) -> tuple[Any, dict[str, jax.Array], Packing]:
+        """Gradient of one optimizer step's loss, float32 like the parameters; the metrics' sums; how it was packed.
+
+        Log-probs of computed tokens are put into `log_probs` [B, T], where it is NaN.
+        """
         packing = pack(batch, mini_batch.computed, self._update_limits)
-        grads, sums = None, {}
+        grads, sums, results = None, {}, []
         for step in packing.steps:
             arrays = self._place(step, mini_batch.columns)
             if grads is None:
-                grads, sums = self.programs.first_gradient(self.params, arrays, self.temperature)
+                grads, sums, result = self.programs.first_gradient(self.params, arrays, self.temperature)
             else:
-                grads, sums = self.programs.next_gradient(self.params, grads, sums, arrays, self.temperature)
+                grads, sums, result = self.programs.next_gradient(self.params, grads, sums, arrays, self.temperature)
+            results.append(result)
+        if log_probs is not None:
+            latest = np.full_like(log_probs, np.nan)
+            for step, result in zip(packing.steps, results):
+                step.put(np.asarray(result), latest)
+            np.copyto(log_probs, latest, where=np.isnan(log_probs))
         if grads is None:  # no sample has a signal: weight decay and momentum still act
             grads = self.programs.no_gradient(self.params)
         return grads, sums, packing
 
-    def _optimizer_step(self, batch: Batch, mini_batch: MiniBatch, totals: _Totals) -> None:
-        grads, sums, packing = self.gradient(batch, mini_batch)
+    def _optimizer_step(self, batch: Batch, mini_batch: MiniBatch, totals: _Totals, first_seen: np.ndarray) -> None:
+        grads, sums, packing = self.gradient(batch, mini_batch, first_seen)
         self.params, self.state, norm = self.programs.apply(self.params, self.state, grads)
         applied = math.isfinite(float(norm))
         self.version += applied
@@ -230,6 +251,13 @@ class PolicyTrainer:
     def _load(self, folder: str | Path, dtype: Any) -> Any:
         state = load_params(folder, self.model, shardings=self.programs.parameter_shardings, dtype=dtype)
         return nest({path: leaf.get_value() for path, leaf in flatten(state)})
+
+
+def _correction_in_loss(algorithm: AlgorithmConfig) -> RolloutCorrectionConfig | None:
+    """Rollout correction is the loss's own business in bypass mode, where no old log-probs are known before it."""
+    settings = algorithm.rollout_correction
+    active = settings.rollout_is is not None or settings.rollout_rs is not None
+    return settings if settings.bypass_mode and active else None
 
 
 def _to_devices(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -280,6 +308,7 @@ class _Totals:
         for name, total in self.sums.items():
             divisor = {"pg_loss": self.applied, "entropy": self.applied, "kl_loss": self.applied}.get(name)
             if divisor is None:
-                divisor = self.computed_tokens if name == "ppo_kl" else self.tokens
-            out[f"actor/{name}"] = total / max(divisor, 1)
+                computed = name == "ppo_kl" or name.startswith("rollout_corr/")
+                divisor = self.computed_tokens if computed else self.tokens
+            out[name if "/" in name else f"actor/{name}"] = total / max(divisor, 1)
         return out

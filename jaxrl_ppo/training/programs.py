@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_ppo.algorithms.aggregation import weighted_sum
+from jaxrl_ppo.algorithms.correction import correct_in_loss
 from jaxrl_ppo.algorithms.kl import kl_penalty
 from jaxrl_ppo.algorithms.masked import packed_sequence_sum
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss
@@ -24,7 +25,7 @@ from jaxrl_ppo.training.optimizer import apply_gradients
 if TYPE_CHECKING:
     from jaxrl_ppo.algorithms.registry import PolicyLoss
     from jaxrl_ppo.models.architecture import DecoderConfig
-    from jaxrl_ppo.schema.config import ActorConfig
+    from jaxrl_ppo.schema.config import ActorConfig, RolloutCorrectionConfig
 
 Tree = Any  # nested dict of arrays, like the parameters
 Arrays = dict[str, jax.Array]
@@ -56,6 +57,7 @@ def state_shardings(optimizer: optax.GradientTransformation, params: Tree, shard
 class PolicyPrograms:
     """Jitted functions of the policy on one mesh. They hold no state: parameters go in and come out.
 
+    `correction` are the settings of rollout correction where the loss has to make it (bypass mode), else None.
     `arrays` are a micro-step's: rows, slots, and its columns. Shapes are those of `training/packing.py`.
     """
 
@@ -68,11 +70,12 @@ class PolicyPrograms:
         mesh: Mesh,
         rules: ShardingRules,
         *,
+        correction: RolloutCorrectionConfig | None,
         dtype: Any,
         remat: str,
         attention: str,
     ):
-        self.model, self.actor, self.loss, self.mesh = model, actor, loss, mesh
+        self.model, self.actor, self.loss, self.mesh, self.correction = model, actor, loss, mesh, correction
         make = functools.partial(Decoder, model, dtype=dtype, remat=remat, attention=attention)
         self._graph = nnx.graphdef(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -85,8 +88,8 @@ class PolicyPrograms:
 
         self.init_state = jax.jit(optimizer.init, out_shardings=self.state_shardings)
         self.log_probs = jax.jit(self._log_probs, out_shardings=everywhere)
-        self.first_gradient = jax.jit(self._gradient, out_shardings=placed)
-        self.next_gradient = jax.jit(self._add_gradient, out_shardings=placed, donate_argnums=(1, 2))
+        self.first_gradient = jax.jit(self._gradient, out_shardings=(*placed, everywhere))
+        self.next_gradient = jax.jit(self._add_gradient, out_shardings=(*placed, everywhere), donate_argnums=(1, 2))
         self.no_gradient = jax.jit(
             functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=self.parameter_shardings
         )
@@ -109,25 +112,34 @@ class PolicyPrograms:
         """Log-probs of a micro-step's targets, float32 [G, T]."""
         return self._predict(params, arrays, temperature, False)[0]
 
-    def _loss(self, params: Tree, arrays: Arrays, temperature: jax.Array) -> tuple[jax.Array, Arrays]:
-        """A micro-step's part of the mini-batch's loss, and its parts of the metrics: sums, to be added up."""
+    def _loss(self, params: Tree, arrays: Arrays, temperature: jax.Array) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
+        """A micro-step's part of the mini-batch's loss; its parts of the metrics, which are sums; its log-probs."""
         actor, weights, mask = self.actor, arrays["weights"], arrays["mask"]
         want_entropy = actor.calculate_entropy or actor.entropy_coeff != 0
         log_probs, entropy = self._predict(params, arrays, temperature, want_entropy)
+        sequence_sum = packed_sequence_sum(arrays["sequence"], mask.shape[1])
+        # Without old log-probs the policy is the one that is about to be trained: the ratio is 1.
+        old_log_probs = arrays.get("old_log_probs", jax.lax.stop_gradient(log_probs))
+        importance_weights = arrays.get("importance_weights")
+        sums: Arrays = {}
+        if self.correction is not None:
+            corrected = correct_in_loss(log_probs, arrays["rollout_log_probs"], mask, self.correction, sequence_sum)
+            sums |= {name: jnp.sum(value * mask) for name, value in corrected.metrics.items()}
+            old_log_probs, importance_weights = corrected.old_log_probs, corrected.importance_weights
+            mask, weights = corrected.mask, weights * corrected.mask
         inputs = PolicyLossInputs(
             log_probs=log_probs,
-            # Without old log-probs the policy is the one that is about to be trained: the ratio is 1.
-            old_log_probs=arrays.get("old_log_probs", jax.lax.stop_gradient(log_probs)),
+            old_log_probs=old_log_probs,
             advantages=arrays["advantages"],
             mask=mask,
-            importance_weights=arrays.get("importance_weights"),
+            importance_weights=importance_weights,
             rollout_log_probs=arrays.get("rollout_log_probs"),
             entropy=entropy,
             selected=arrays.get("selected"),
-            sequence_sum=packed_sequence_sum(arrays["sequence"], mask.shape[1]),
+            sequence_sum=sequence_sum,
         )
         token_loss, per_token = compute_policy_loss(self.loss, inputs, actor)
-        sums = {name: jnp.sum(value) for name, value in per_token.items()}
+        sums |= {name: jnp.sum(value) for name, value in per_token.items()}
         loss = sums["pg_loss"] = weighted_sum(token_loss, weights)
         if entropy is not None:
             sums["entropy"] = weighted_sum(entropy, weights)
@@ -136,14 +148,15 @@ class PolicyPrograms:
             kl = kl_penalty(log_probs, arrays["ref_log_probs"], mask, actor.kl_loss_type)
             sums["kl_loss"] = weighted_sum(kl, weights)
             loss = loss + actor.kl_loss_coef * sums["kl_loss"]
-        return loss, sums
+        return loss, (sums, jax.lax.stop_gradient(log_probs))
 
-    def _gradient(self, params: Tree, arrays: Arrays, temperature: jax.Array) -> tuple[Tree, Arrays]:
-        grads, sums = jax.grad(self._loss, has_aux=True)(params, arrays, temperature)
-        return grads, sums
+    def _gradient(self, params: Tree, arrays: Arrays, temperature: jax.Array) -> tuple[Tree, Arrays, jax.Array]:
+        grads, (sums, log_probs) = jax.grad(self._loss, has_aux=True)(params, arrays, temperature)
+        return grads, sums, log_probs
 
     def _add_gradient(
         self, params: Tree, grads: Tree, sums: Arrays, arrays: Arrays, temperature: jax.Array
-    ) -> tuple[Tree, Arrays]:
-        more = self._gradient(params, arrays, temperature)
-        return jax.tree.map(jnp.add, (grads, sums), more)
+    ) -> tuple[Tree, Arrays, jax.Array]:
+        *more, log_probs = self._gradient(params, arrays, temperature)
+        grads, sums = jax.tree.map(jnp.add, (grads, sums), tuple(more))
+        return grads, sums, log_probs

@@ -82,11 +82,3 @@ def test_a_run_that_failed_has_no_summary(observe):
     observer.warn("careful")
     observer.finish(succeeded=False)
     assert told == [("warning", "careful")]
-
-
-def test_the_engines_own_log_probs_are_not_compared_with_themselves(batch):
-    from jaxrl_ppo.observability.metrics import batch_metrics
-
-    batch.old_log_probs = batch.rollout_log_probs  # bypass mode
-    metrics = batch_metrics(batch, max_prompt_length=5, max_response_length=4)
-    assert not any("rollout_probs_diff" in name for name in metrics)

@@ -39,19 +39,6 @@ def test_token_columns_count_only_sampled_tokens(batch):
     assert metrics["critic/rewards/mean"] == pytest.approx((4 + 8 + 4 + 0) / 4)
 
 
-def test_drift_is_in_probability_and_over_the_mask(batch):
-    trainer = np.log(np.full((4, 4), 0.9, np.float32))
-    trainer[batch.response_mask > 0] = np.log([0.5, 0.5, 0.5, 0.5, 0.5, 0.6, 0.4, 0.7]).astype(np.float32)
-    batch.old_log_probs = trainer
-    metrics = batch_metrics(batch, max_prompt_length=5, max_response_length=4)
-    differences = np.array([0, 0, 0, 0, 0, 0.1, 0.1, 0.2])
-    assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(differences.mean(), abs=1e-6)
-    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.2, abs=1e-6)
-    assert metrics["training/rollout_probs_diff_std"] == pytest.approx(differences.std(ddof=1), abs=1e-6)
-    given = batch_metrics(batch, max_prompt_length=5, max_response_length=4, trainer_log_probs=batch.rollout_log_probs)
-    assert given["training/rollout_probs_diff_max"] == 0
-
-
 def test_a_group_of_one_is_not_without_signal():
     scores = np.array([0.0, 1.0, 1.0 + 5e-7, 0.2, 0.3], np.float32)
     assert zero_signal_groups(scores, np.array([0, 1, 1, 2, 2])) == 1
