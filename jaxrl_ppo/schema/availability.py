@@ -48,6 +48,9 @@ MISSING = (
         only=(False,),
         covers=("algorithm.filter_groups", "data.gen_batch_size"),
     ),
+    Missing("actor_rollout_ref.model.hf_config_path", "a config.json from elsewhere", only=(None,)),
+    Missing("actor_rollout_ref.model.override_config", "changes to config.json", only=({},)),
+    Missing("actor_rollout_ref.model.external_lib", "external libraries", only=(None,)),
     Missing(
         "actor_rollout_ref.model.lora_rank",
         "LoRA",

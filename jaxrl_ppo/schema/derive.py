@@ -32,5 +32,3 @@ def fill_in(config: Config) -> None:
         config.data.seed = 1
     if config.reward.reward_kwargs.max_resp_len is None:
         config.reward.reward_kwargs.max_resp_len = config.data.max_response_length
-    if config.trainer.devices_per_process is None:
-        config.trainer.devices_per_process = config.trainer.n_gpus_per_node

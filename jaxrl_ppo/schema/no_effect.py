@@ -134,6 +134,14 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda config: not config.actor_rollout_ref.model.use_remove_padding,
         "samples are always packed",
     ),
+    f"{ROLLOUT}.calculate_log_probs": (
+        lambda config: not config.actor_rollout_ref.rollout.calculate_log_probs,
+        "engines always give log-probs",
+    ),
+    "data.val_batch_size": (
+        lambda config: config.data.val_batch_size is not None,
+        "validation prompts go to the engines all at once",
+    ),
     "trainer.balance_batch": (lambda config: not config.trainer.balance_batch, "rows are always balanced"),
     f"{ROLLOUT}.enforce_eager": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.enable_chunked_prefill": (_jax_engine, "the jax engine has no such setting"),

@@ -69,15 +69,6 @@ def _trainer_pool(config: Config) -> str:
     return f"trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
 
 
-def trainer_processes(config: Config) -> Iterator[Fault]:
-    """Virtual CPU devices split over whole processes."""
-    per_process, per_node = config.trainer.devices_per_process or 0, config.trainer.n_gpus_per_node
-    if per_process and per_node % per_process:
-        keys = ("trainer.devices_per_process", "trainer.n_gpus_per_node")
-        text = f"does not divide trainer.n_gpus_per_node={per_node}"
-        yield Fault(keys, f"trainer.devices_per_process={per_process} {text}.")
-
-
 def rollout_pool(config: Config) -> Iterator[Fault]:
     """The rollout pool holds whole replicas, and is said in one place."""
     rollout = config.actor_rollout_ref.rollout
@@ -237,7 +228,6 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     required,
     batch_sizes,
     mesh,
-    trainer_processes,
     rollout_pool,
     lengths,
     algorithm,

@@ -39,9 +39,6 @@ class TrainerConfig:
     nnodes: int = key(1, "Trainer nodes.", ge=1)
     n_gpus_per_node: int = key(8, "Trainer devices per node, of whatever kind.", ge=1)
     device: str = key("auto", "Kind of the trainer's devices; auto looks at the machine.", choices=DEVICES)
-    devices_per_process: int | None = key(
-        None, "CPU: virtual devices of one trainer process; null: all of a node's.", ge=1
-    )
     cpu_affinity: list[int] | None = key(None, "CPU cores of the trainer processes; null: no pinning.", ge=0)
     save_freq: int = key(-1, "Steps between checkpoints; -1: only none.", ge=1, or_minus_one=True)
     test_freq: int = key(-1, "Steps between validations; -1: none between.", ge=1, or_minus_one=True)

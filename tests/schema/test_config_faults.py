@@ -58,7 +58,6 @@ ROLLOUT = "actor_rollout_ref.rollout"
         ("trainer.n_gpus_per_node=3", "= 8 sequences do not divide over 3 data-parallel devices"),
         (f"{ACTOR}.mesh.tensor=3", "does not multiply to trainer.nnodes=1 x trainer.n_gpus_per_node=8 = 8 devices."),
         (f"{ACTOR}.mesh.replica=-1", "only one axis may be -1"),
-        ("trainer.devices_per_process=3", "trainer.devices_per_process=3 does not divide trainer.n_gpus_per_node=8"),
         (
             f"{ROLLOUT}.tensor_model_parallel_size=3",
             f"= 8 devices do not hold whole replicas of 3 ({ROLLOUT}.tensor_model_parallel_size=3)",

@@ -60,7 +60,7 @@ def test_rollout_correction_is_judged_as_the_algorithms_judge_it(bypass: bool) -
     rejections = [(None, None), (None, 2.0), ("token_k1", None), ("token_k9", 2.0), ("token_k1,seq_mean_k3", "1_2,0.1")]
     rejections += [(f"seq_sum_{kind}", bound) for kind in ("k1", "k2") for bound in thresholds]
     rejections += [("token_k1, seq_max_k2", 2.0), ("token_k1,seq_max_k2,token_k3", "2.0,0.1")]
-    weights = [(None, 2.0, False), (None, 2.0, True), ("token", 2.0, True)]
+    weights = [(None, 2.0, False), ("token", 2.0, True)]
     weights += [("sequence", bound, False) for bound in thresholds]
     refused = 0
     for (kind, bound, normalise), (rule, limits), loss in itertools.product(
