@@ -26,7 +26,7 @@ class PolicyLossInputs:
     old_log_probs: jax.Array
     advantages: jax.Array
     mask: jax.Array
-    importance_weights: jax.Array | None = None  # rollout correction; PolicyLoss functions need not apply it
+    importance_weights: jax.Array | None = None  # of rollout correction; compute_policy_loss applies them
     rollout_log_probs: jax.Array | None = None
     entropy: jax.Array | None = None
     selected: jax.Array | None = None  # what the loss's `select` chose, 1 or 0
