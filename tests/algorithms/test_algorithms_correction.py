@@ -117,7 +117,7 @@ def test_bypass_mode_decides_the_same_inside_the_loss_in_both_layouts(level):
         assert_close(packing.unpack(np.asarray(inside_packed[name])), expected, 1e-5)
 
 
-def test_bypass_weights_correct_once_and_carry_no_gradient():
+def test_bypass_weights_correct_once():
     # One token, twice as likely now as in the rollout: the policy gradient is -2 A, not -4 A, nor that of the weight.
     mask = jnp.ones((1, 1))
     rollout = jnp.full((1, 1), np.log(0.2), jnp.float32)
@@ -138,6 +138,18 @@ def test_bypass_weights_correct_once_and_carry_no_gradient():
         assert_close(gradient, [[-6.0]], 1e-5)
     truncated = correction(rollout_is="token", rollout_is_threshold=1.5, bypass_mode=True)
     assert_close(jax.grad(loss)(jnp.full((1, 1), np.log(0.4), jnp.float32), truncated), [[-4.5]], 1e-5)
+
+
+def test_what_bypass_mode_decides_carries_no_gradient():
+    old, rollout, mask = (jnp.asarray(x) for x in case_of(6))
+    config = correction(rollout_is="sequence", rollout_is_threshold=100.0, bypass_mode=True)
+
+    def total(log_probs):
+        inside = correct_in_loss(log_probs, rollout, mask, config, padded_sequence_sum)
+        return jnp.sum(inside.importance_weights) + jnp.sum(inside.old_log_probs)
+
+    assert total(old) != total(old + 0.01)
+    np.testing.assert_array_equal(jax.grad(total)(old), 0)
 
 
 @pytest.mark.parametrize(
