@@ -86,10 +86,13 @@ def run_ppo(config: Config) -> None:
 def describe(error: ray.exceptions.RayTaskError) -> str:
     """What went wrong, for a person: the message of an error made for people, else the whole remote traceback."""
     cause: BaseException = error
-    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
-        cause = cause.cause
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
+    while True:
+        if isinstance(cause, ray.exceptions.RayTaskError) and isinstance(cause.cause, BaseException):
+            cause = cause.cause
+        elif isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        else:
+            break
     told = (module := type(cause).__module__).startswith("jaxrl_ppo") or module == "device"
     return f"{type(cause).__name__}: {cause}" if told else str(error)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,10 +22,6 @@ from jaxrl_ppo.rollout.router import Limits, Router
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.weights.manifest import WeightManifest
-
-log = logging.getLogger(__name__)
-
-CLOSE_S = 60.0
 
 Verify = Callable[[int, RolloutEngine, "WeightManifest"], Awaitable[None]]
 
@@ -82,12 +77,3 @@ class RolloutGroup:
             store_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(root)
             for node in sorted(self.nodes)
         ]
-
-    async def close(self) -> None:
-        """End every replica's engine, then the replicas."""
-        for actor in self._actors.values():
-            try:
-                await within(actor.close.remote(), CLOSE_S, "a rollout replica to close")
-            except (ray.exceptions.RayError, RuntimeError, TimeoutError) as error:
-                log.warning("a rollout replica did not close in good order and is killed: %s", error)
-            ray.kill(actor)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +25,16 @@ from jaxrl_ppo.pipeline import one_step_off, sync
 from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
-from jaxrl_ppo.rollout.engine import RolloutEngine
-from jaxrl_ppo.rollout.probe import check_probe
+from jaxrl_ppo.rollout.probe import WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt
-    from jaxrl_ppo.weights.manifest import WeightManifest
 
 KEPT_BY_DEFAULT = 3  # checkpoints
+DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16"}  # verl's short ones
 
 
 class TaskRunner:
@@ -60,6 +60,7 @@ class TaskRunner:
     async def run(self, config: Config) -> None:
         """The whole run. Raises what ended it, if that is an error."""
         self._loop = asyncio.get_running_loop()
+        logging.getLogger("jaxrl_ppo").addHandler(_Forward(self._tell))
         try:
             async with AsyncExitStack() as stack:
                 await self._run(config, stack)
@@ -113,7 +114,7 @@ class TaskRunner:
             return
         rewards = RewardManager(config, tokenizer)
         stack.push_async_callback(rewards.close)
-        await rewards.start()
+        await rewards.start(dataset.data_sources or ())
 
         checkpoints.root.mkdir(parents=True, exist_ok=True)
         checkpoints.sweep()
@@ -163,6 +164,7 @@ class TaskRunner:
             await run.validate(run.step)
         else:
             await self.fit(run)
+        await run.close()  # the last checkpoint is part of the success
         succeeded = True
 
     async def init_workers(
@@ -183,19 +185,13 @@ class TaskRunner:
         actor = config.actor_rollout_ref.actor
         updates = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * actor.ppo_epochs
 
-        async def verify(index: int, replica: RolloutEngine, manifest: WeightManifest) -> None:
-            expected = trainer.probe_log_probs
-            check_probe(
-                replica=index,
-                version=manifest.version,
-                measured=await replica.score(probe),
-                expected=expected[manifest.version],
-                previous=next((expected[v] for v in sorted(expected, reverse=True) if v < manifest.version), None),
-                dtype=config.actor_rollout_ref.rollout.dtype,
-            )
-
+        dtypes = {
+            DTYPE_NAMES.get(actor.fsdp_config.dtype, actor.fsdp_config.dtype),
+            config.actor_rollout_ref.rollout.dtype,
+        }
+        weight_probe = WeightProbe(probe, dtypes)
         async with asyncio.TaskGroup() as starting:
-            replicas = starting.create_task(rollouts.start(verify))
+            replicas = starting.create_task(rollouts.start(weight_probe.verify))
             trainers = starting.create_task(
                 TrainerGroup.start(
                     config,
@@ -204,11 +200,23 @@ class TaskRunner:
                     model_folder=model_folder,
                     total_steps=total_steps * updates,
                     needs_reference=Role.RefPolicy in mapping,
+                    probe=weight_probe,
                 )
             )
         trainer = trainers.result()
-        trainer.stores, trainer.probe = rollouts.start_stores(), probe
+        trainer.stores = rollouts.start_stores()
         return trainer, replicas.result()
+
+
+class _Forward(logging.Handler):
+    """Shows the package's warnings (a failed reward, a long wait, a replaced replica) where the person looks."""
+
+    def __init__(self, tell: Callable[[tuple[Any, ...]], None]):
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(("warning", record.getMessage()))
 
 
 class OneStepTaskRunner(TaskRunner):

@@ -16,6 +16,7 @@ from jaxrl_ppo.rollout.deadline import within
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxrl_ppo.rollout.probe import WeightProbe
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Batch
     from jaxrl_ppo.weights.manifest import WeightManifest
@@ -28,11 +29,10 @@ class TrainerDied(RuntimeError):
 class TrainerGroup:
     """The pipeline's Trainer on a pool of TrainerWorker actors."""
 
-    def __init__(self, config: Config, workers: list[Any]):
+    def __init__(self, config: Config, workers: list[Any], probe: WeightProbe):
         self.config, self.workers = config, workers
         self.stores: list[Any] = []  # of the rollout nodes, once those are known
-        self.probe: list[int] = []  # what weight syncs are checked with, likewise
-        self.probe_log_probs: dict[int, np.ndarray] = {}  # the trainer's, of the newest two weight versions
+        self.probe = probe
         self.deadlines = config.trainer.deadlines
 
     @classmethod
@@ -45,8 +45,9 @@ class TrainerGroup:
         model_folder: str,
         total_steps: int,
         needs_reference: bool,
+        probe: WeightProbe,
     ) -> TrainerGroup:
-        """Start the pool's processes as one JAX program with the model in it."""
+        """Start the pool's processes as one JAX program with the model in it. `total_steps` are optimizer steps."""
         pool = pools.pool_of(Role.Actor)
         environment = device.jax_environment(config.trainer.device, local_devices=pool.devices)
         workers = [
@@ -55,7 +56,7 @@ class TrainerGroup:
             )
             for rank in range(pool.processes)
         ]
-        group = cls(config, workers)
+        group = cls(config, workers, probe)
         coordinator = await within(
             workers[0].address.remote(),
             group.deadlines.start_s,
@@ -91,9 +92,7 @@ class TrainerGroup:
         megabytes = self.config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
         version = (await self._all("stage_weights", "weights_s", self.stores, megabytes << 20))[0]
         # Taken now, so that a replica can be checked at any time, the trainer busy with the next version or not.
-        self.probe_log_probs[version] = (await self._all("score_tokens", "weights_s", self.probe))[0]
-        for old in sorted(self.probe_log_probs)[:-2]:
-            del self.probe_log_probs[old]
+        self.probe.expect(version, (await self._all("score_tokens", "weights_s", self.probe.token_ids))[0])
         commits = asyncio.gather(*(store.commit.remote(version) for store in self.stores))
         manifests = await within(
             commits, self.deadlines.weights_s, "the weight stores to commit (trainer.deadlines.weights_s)"

@@ -101,7 +101,8 @@ class Run:
         """Wait until the last checkpoint is committed, and stop generating."""
         try:
             if self._committing is not None:
-                await self._committing
+                committing, self._committing = self._committing, None
+                await committing
         finally:
             for task in self._generating:
                 task.cancel()
