@@ -99,14 +99,22 @@ def joins_cluster(config: Config) -> bool:
 
 
 def check_devices(config: Config) -> None:
-    """Raise DeviceError when this machine lacks devices that the pools need; a cluster is checked when it is joined."""
+    """Whether the pools' devices are on this machine; a cluster's are checked when it is joined.
+
+    Raises DeviceError when there are too few, or when the pools would have to share them, which they cannot yet.
+    """
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    kinds = (trainer.device, str(rollout.device))
+    if config.actor_rollout_ref.hybrid_engine and kinds[0] == kinds[1] != "cpu":
+        key = "actor_rollout_ref.hybrid_engine"
+        text = f"{key}=true: not available yet on {kinds[0].upper()}: trainer and rollout cannot take turns on the same"
+        text += f" devices; set {key}=false and give the rollout devices of its own, rollout.nnodes x n_gpus_per_node."
+        raise DeviceError(text)
     if joins_cluster(config):
         return
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    needs = {trainer.device: sizes.trainer_devices(config)}
-    if not config.actor_rollout_ref.hybrid_engine or rollout.device != trainer.device:
-        kind = str(rollout.device)
-        needs[kind] = needs.get(kind, 0) + sizes.rollout_devices(config)
+    needs = dict.fromkeys(kinds, 0)
+    needs[kinds[0]] += sizes.trainer_devices(config)
+    needs[kinds[1]] += sizes.rollout_devices(config)
     keys = "trainer.nnodes x n_gpus_per_node and, for the rollout pool, rollout.nnodes x n_gpus_per_node"
     check_local_devices(needs, keys, jax_kinds={trainer.device})
 

@@ -22,7 +22,7 @@ def normalise(arguments: Sequence[str], config_folder: Path) -> list[str]:
     known one, where Hydra would stop at the first; and `+` on a key that exists sets it. Hydra's own settings, choices
     of config groups (of `config_folder` and of the user's folders) and all else stay as they are.
     """
-    paired = _attach_values(arguments)
+    paired = _attach_values(arguments, config_folder)
     groups = [config_folder, *(Path(argument.split("=", 1)[1]) for argument in paired if argument.startswith(FOLDERS))]
     return [_override(argument, groups) for argument in paired]
 
@@ -32,8 +32,11 @@ def given_keys(overrides: Sequence[str]) -> frozenset[str]:
     return frozenset(match["key"] for text in overrides if (match := KEY_VALUE.match(text)))
 
 
-def _attach_values(arguments: Sequence[str]) -> list[str]:
-    """`--config-name x` as `--config-name=x`; relative folders as absolute ones, as a shell user means them."""
+def _attach_values(arguments: Sequence[str], config_folder: Path) -> list[str]:
+    """`--config-name x` as `--config-name=x`; relative folders as absolute ones, as a shell user means them.
+
+    verl's recipes say --config-path=config and mean verl's own tree: ours, where the user has no such folder.
+    """
     paired: list[str] = []
     pending = list(arguments)
     while pending:
@@ -41,8 +44,9 @@ def _attach_values(arguments: Sequence[str]) -> list[str]:
         if argument in WITH_VALUE and pending and "=" not in pending[0]:
             argument = f"{argument}={pending.pop(0)}"
         name, _, value = argument.partition("=")
-        if name in FOLDERS and value and Path(value).is_dir():
-            argument = f"{name}={Path(value).resolve()}"
+        if name in FOLDERS and value:
+            folders = [folder for folder in (Path(value), config_folder.parent / value) if folder.is_dir()]
+            argument = f"{name}={folders[0].resolve()}" if folders else argument
         paired.append(argument)
     return sorted(paired, key=lambda argument: not argument.startswith("-"))
 

@@ -84,12 +84,19 @@ def test_what_hydra_cannot_compose_exits_2(needed: list[str], argument: str, wor
 
 
 def test_devices_that_are_not_here_stop_a_run_but_not_a_dry_run(needed: list[str]) -> None:
-    tpu = [*needed, "trainer.device=tpu", "trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.name=vllm"]
+    tpu = [*needed, "trainer.device=tpu", "trainer.n_gpus_per_node=4", "actor_rollout_ref.hybrid_engine=false"]
     assert run(*tpu, "trainer.dry_run=true").returncode == 0
     result = run(*tpu)
     assert result.returncode == 2
-    assert "4 TPU device(s) are needed here" in result.stderr
+    assert "8 TPU device(s) are needed here" in result.stderr
     assert "this machine has 0" in result.stderr
+
+
+def test_turns_on_one_set_of_accelerators_are_refused(needed: list[str]) -> None:
+    result = run(*needed, "trainer.device=tpu")
+    assert result.returncode == 2
+    assert "actor_rollout_ref.hybrid_engine=true: not available yet on TPU" in result.stderr
+    assert "set actor_rollout_ref.hybrid_engine=false" in result.stderr
 
 
 def test_cfg_job(needed: list[str]) -> None:
@@ -146,6 +153,14 @@ def test_normalise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *("++a.b=1", "++a.c=x=y", "++a.d=[1,2]", "~a.e", "actor=dp_actor", "actor@a.b=dp_actor", "hydra.verbose=true"),
         *("++trainr=1", "+experiment=x"),
     ]
+
+
+def test_config_path_of_verls_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert normalise(["--config-path=config"], CONFIG_FOLDER) == [f"--config-path={CONFIG_FOLDER}"]
+    (tmp_path / "config").mkdir()
+    assert normalise(["--config-path", "config"], CONFIG_FOLDER) == [f"--config-path={tmp_path}/config"]
+    assert normalise(["--config-path", "none"], CONFIG_FOLDER) == ["--config-path=none"]
 
 
 def test_given_keys() -> None:
