@@ -52,12 +52,20 @@ def optimizer_steps(batch: Batch, actor: ActorConfig, seed: tuple[int, ...]) -> 
 
 
 def make_mini_batch(
-    batch: Batch, samples: np.ndarray, actor: ActorConfig, loss: PolicyLoss, *, response_length: int, seed: int
+    batch: Batch,
+    samples: np.ndarray,
+    actor: ActorConfig,
+    loss: PolicyLoss,
+    *,
+    response_length: int,
+    seed: int,
+    rejecting: bool = False,
 ) -> MiniBatch:
     """Weights and columns of one optimizer step on `samples`.
 
     Weights follow `loss_agg_mode` (or the loss's own aggregation) over all of `samples`, so that neither packing nor
-    what is left uncomputed can change a divisor. Raises ValueError when a column that the settings need is missing.
+    what is left uncomputed can change a divisor. With `rejecting`, the loss decides what leaves the divisor, and needs
+    all samples for that. Raises ValueError when a column that the settings need is missing.
     """
     mask = batch.response_mask[samples]
     columns = {"advantages": _needed(batch, "advantages")}
@@ -77,7 +85,7 @@ def make_mini_batch(
         old, advantages = _needed(batch, "old_log_probs")[samples], columns["advantages"][samples]
         selected = columns["selected"] = np.zeros(batch.response_mask.shape, np.float32)
         selected[samples] = loss.select(old, advantages, mask, actor, seed)
-    computed = samples if _touches_all(actor, loss) else samples[_has_signal(columns, mask, samples)]
+    computed = samples if rejecting or _touches_all(actor, loss) else samples[_has_signal(columns, mask, samples)]
     tokens = np.sum(batch.response_mask > 0, axis=1)
     return MiniBatch(samples, computed, columns, int(tokens[samples].sum()), int(tokens[computed].sum()))
 

@@ -24,12 +24,13 @@ from jaxrl_ppo.training.compilation import CompileCounter
 from jaxrl_ppo.training.minibatches import MiniBatch, make_mini_batch, optimizer_steps
 from jaxrl_ppo.training.optimizer import learning_rate, make_optimizer
 from jaxrl_ppo.training.packing import MicroStep, Packing, PackingLimits, pack
-from jaxrl_ppo.training.programs import ROWS, PolicyPrograms, decayed_parameters
+from jaxrl_ppo.training.programs import REJECTED, ROWS, PolicyPrograms, decayed_parameters
 
 if TYPE_CHECKING:
     from jaxrl_ppo.models.architecture import DecoderConfig
     from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig, RolloutCorrectionConfig
 
+WEIGHTED = ("pg_loss", "entropy", "kl_loss")  # metrics aggregated as the loss is
 DTYPES = {"fp32": jnp.float32, "float32": jnp.float32, "bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
 
 
@@ -140,6 +141,7 @@ class PolicyTrainer:
                 self.loss,
                 response_length=self.config.rollout.response_length,
                 seed=seed,
+                rejecting=self.programs.rejecting,
             )
             self._optimizer_step(batch, mini_batch, totals, first_seen)
         self.updates += 1
@@ -207,6 +209,13 @@ class PolicyTrainer:
             for step, result in zip(packing.steps, results):
                 step.put(np.asarray(result), latest)
             np.copyto(log_probs, latest, where=np.isnan(log_probs))
+        if REJECTED in sums:
+            whole_sequences = (self.loss.aggregation or self.config.actor.loss_agg_mode) != "token-mean"
+            rejected = float(sums.pop(REJECTED)) / (len(mini_batch.samples) if whole_sequences else 1)
+            if 0 < rejected < 1:
+                factor = np.float32(1 / (1 - rejected))
+                grads = self.programs.scale(grads, factor)
+                sums = {k: v * factor if k in WEIGHTED else v for k, v in sums.items()}
         if grads is None:  # no sample has a signal: weight decay and momentum still act
             grads = self.programs.no_gradient(self.params)
         return grads, sums, packing
@@ -306,8 +315,9 @@ class _Totals:
             out["actor/grad_norm"] = self.norm / self.applied
             out["actor/computed_token_ratio"] = self.computed_tokens / max(self.tokens, 1)
         for name, total in self.sums.items():
-            divisor = {"pg_loss": self.applied, "entropy": self.applied, "kl_loss": self.applied}.get(name)
-            if divisor is None:
+            if name in WEIGHTED:
+                divisor = self.applied
+            else:
                 computed = name == "ppo_kl" or name.startswith("rollout_corr/")
                 divisor = self.computed_tokens if computed else self.tokens
             out[name if "/" in name else f"actor/{name}"] = total / max(divisor, 1)

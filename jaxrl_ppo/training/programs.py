@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_ppo.algorithms.aggregation import weighted_sum
+from jaxrl_ppo.algorithms.aggregation import reject_in_loss, weighted_sum
 from jaxrl_ppo.algorithms.correction import correct_in_loss
 from jaxrl_ppo.algorithms.kl import kl_penalty
 from jaxrl_ppo.algorithms.masked import packed_sequence_sum
@@ -31,6 +31,7 @@ Tree = Any  # nested dict of arrays, like the parameters
 Arrays = dict[str, jax.Array]
 
 # How the arrays of a micro-step are laid out: rows [G * K, S] and slots [G, T].
+REJECTED = "rejected"  # among a micro-step's sums: what rejection takes from the divisor
 ROWS = ("tokens", "positions", "segment_ids", "branch_ids")
 
 
@@ -76,6 +77,7 @@ class PolicyPrograms:
         attention: str,
     ):
         self.model, self.actor, self.loss, self.mesh, self.correction = model, actor, loss, mesh, correction
+        self.rejecting = correction is not None and correction.rollout_rs is not None
         make = functools.partial(Decoder, model, dtype=dtype, remat=remat, attention=attention)
         self._graph = nnx.graphdef(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -90,6 +92,11 @@ class PolicyPrograms:
         self.log_probs = jax.jit(self._log_probs, out_shardings=everywhere)
         self.first_gradient = jax.jit(self._gradient, out_shardings=(*placed, everywhere))
         self.next_gradient = jax.jit(self._add_gradient, out_shardings=(*placed, everywhere), donate_argnums=(1, 2))
+        self.scale = jax.jit(
+            lambda tree, factor: jax.tree.map(lambda leaf: leaf * factor, tree),
+            out_shardings=self.parameter_shardings,
+            donate_argnums=0,
+        )
         self.no_gradient = jax.jit(
             functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=self.parameter_shardings
         )
@@ -126,7 +133,11 @@ class PolicyPrograms:
             corrected = correct_in_loss(log_probs, arrays["rollout_log_probs"], mask, self.correction, sequence_sum)
             sums |= {name: jnp.sum(value * mask) for name, value in corrected.metrics.items()}
             old_log_probs, importance_weights = corrected.old_log_probs, corrected.importance_weights
-            mask, weights = corrected.mask, weights * corrected.mask
+            if self.correction.rollout_rs is not None:
+                # A sequence counts 1 here: only the host knows how many there are to divide by.
+                mode = self.loss.aggregation or actor.loss_agg_mode
+                weights, sums[REJECTED] = reject_in_loss(mode, weights, mask, corrected.mask, sequence_sum, 1)
+            mask = corrected.mask
         inputs = PolicyLossInputs(
             log_probs=log_probs,
             old_log_probs=old_log_probs,
