@@ -57,6 +57,7 @@ def write_huggingface_folder(gguf_file: Path, folder: Path) -> None:
         raise ValueError(f"{gguf_file}: architecture {meta['general.architecture']!r}; only 'llama' can be converted")
     config = model_config(meta, tied=all(t.name != "output.weight" for t in reader.tensors))
     save_file(weights(reader, config), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # save_file makes it private
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(meta))
     tokenizer(meta).save(str(folder / "tokenizer.json"))
