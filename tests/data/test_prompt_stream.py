@@ -162,6 +162,23 @@ def test_order_depends_on_seed_and_epoch_alone(tmp_path, tokenizer, data_config)
     assert order(3)[:10] == [8, 30, 36, 19, 5, 2, 11, 26, 10, 6]
 
 
+def test_the_number_of_threads_may_change_on_resume(tmp_path, tokenizer, data_config):
+    config = data_config()
+    data = create_rl_dataset(write_rows(tmp_path / "a.jsonl", [row(i) for i in range(40)]), config, tokenizer)
+
+    def stream(threads):
+        return PromptStream(data, create_rl_sampler(config, data), 8, read_ahead_threads=threads)
+
+    whole = stream(0).take(100)
+    for before, after in ((3, 0), (0, 3), (1, 4)):
+        first, second = stream(before), stream(after)
+        assert first.take(37) == whole[:37]
+        second.restore(first.state())
+        assert second.take(63) == whole[37:]
+        first.close()
+        second.close()
+
+
 def test_shuffle_over_windows_reads_every_block_once_an_epoch():
     sizes = np.array([5, 1, 7, 0, 3, 9, 4, 6])
     order = ShuffledOrder(sizes, window=3, seed=11)
