@@ -37,6 +37,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{ACTOR}.optim.betas=[0.9]", f"{ACTOR}.optim.betas=[0.9]: must be two numbers."),
         (f"{ACTOR}.mesh.fsdp=0", f"{ACTOR}.mesh.fsdp=0: must be at least 1, or -1."),
         (f"{ROLLOUT}.top_p=1.1", f"{ROLLOUT}.top_p=1.1: must be more than 0 and at most 1."),
+        (f"{ROLLOUT}.top_p=0", f"{ROLLOUT}.top_p=0.0: must be more than 0 and at most 1."),
         (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.name=sglang: must be one of auto, vllm, jax."),
         (f"{ROLLOUT}.cpu_affinity=[0,1]", f"{ROLLOUT}.cpu_affinity=[0, 1]: must be a list, each item a list"),
         ("algorithm.adv_estimator=grop", "(did you mean grpo?)"),
@@ -169,6 +170,10 @@ def test_values_that_pass(check: Callable[..., Checked], override: str, key: str
     got = getattr(check(override).config.trainer, key)
     assert got == value
     assert type(got) is type(value)
+
+
+def test_bounds_that_are_allowed_themselves(check: Callable[..., Checked]) -> None:
+    assert check(f"{ACTOR}.optim.lr=0", f"{ROLLOUT}.top_p=1", "data.seed=0", "trainer.save_freq=1").config
 
 
 def test_a_band_is_not_one_number(check: Callable[..., Checked]) -> None:
