@@ -60,6 +60,11 @@ class Checkpoint:
         self.bytes_read += part.nbytes
         return part
 
+    def check(self, config: DecoderConfig) -> None:
+        """Raise ModelFolderError listing every missing, unknown and mis-shaped tensor for a model of `config`."""
+        if faults := check_coverage({name: self.header(name) for name in self.names}, config):
+            raise ModelFolderError(f"{self.folder} does not fit its config.json: " + list_faults(faults))
+
     def _slice(self, name: str) -> Any:
         try:
             return self._open(self._file_of[name]).get_slice(name)
@@ -96,6 +101,11 @@ def check_coverage(headers: Mapping[str, tuple[tuple[int, ...], str]], config: D
     return faults
 
 
+def list_faults(faults: list[str], limit: int = 10) -> str:
+    """The first faults as one line."""
+    return "; ".join(faults[:limit]) + (f" and {len(faults) - limit} more" if len(faults) > limit else "")
+
+
 def _ignorable(name: str, config: DecoderConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
 
@@ -115,9 +125,7 @@ def load_params(
     Raises ModelFolderError listing every missing, unknown and mis-shaped tensor before any is read.
     """
     checkpoint = Checkpoint(folder)
-    headers = {name: checkpoint.header(name) for name in checkpoint.names}
-    if faults := check_coverage(headers, config):
-        raise ModelFolderError(f"{folder} does not fit its config.json: " + "; ".join(_first(faults)))
+    checkpoint.check(config)
     entries: dict[str, dict[tuple[int, ...], TensorEntry]] = {}
     for entry in tensor_plan(config).values():
         entries.setdefault(entry.parameter, {})[entry.index] = entry
@@ -162,7 +170,3 @@ def _read_part(checkpoint: Checkpoint, entry: TensorEntry, bounds: list[tuple[in
     tensor = checkpoint.read(entry.name, tuple(where))
     part = TensorEntry(entry.name, entry.parameter, entry.index, tuple(sizes), entry.layout).to_block(tensor)
     return part[tuple(cut)]
-
-
-def _first(faults: list[str], limit: int = 10) -> list[str]:
-    return faults[:limit] + ([f"and {len(faults) - limit} more"] if len(faults) > limit else [])
