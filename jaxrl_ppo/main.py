@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Collection
@@ -25,7 +26,23 @@ from jaxrl_ppo.schema.legacy import migrate_legacy_reward_impl
 from jaxrl_ppo.schema.overrides import given_keys, normalise
 from jaxrl_ppo.schema.validate import Checked, validate_config
 
-__all__ = ["auto_set_device", "main", "migrate_legacy_reward_impl", "run_ppo"]
+# What a verl reader looks for here, and where it is; found on first use, since a dry run does without Ray and Grain.
+ELSEWHERE = {
+    "TaskRunner": "jaxrl_ppo.cluster.task_runner",
+    "OneStepTaskRunner": "jaxrl_ppo.cluster.task_runner",
+    "create_resource_pool_manager": "jaxrl_ppo.cluster.roles",
+    "create_role_worker_mapping": "jaxrl_ppo.cluster.roles",
+    "create_rl_dataset": "jaxrl_ppo.data",
+    "create_rl_sampler": "jaxrl_ppo.data",
+}
+__all__ = ["auto_set_device", "main", "migrate_legacy_reward_impl", "run_ppo", *ELSEWHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ELSEWHERE:
+        return getattr(importlib.import_module(ELSEWHERE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # The tree lies beside the package in a checkout, an editable install and a wheel alike; by path, since a `config` of
 # the user's own in the working directory would come first on the import path.

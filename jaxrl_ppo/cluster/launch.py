@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 import jaxrl_ppo
+from device import auto_set_device
 from jaxrl_ppo.cluster.pools import CPU_SHARE
 from jaxrl_ppo.cluster.task_runner import OneStepTaskRunner, TaskRunner
 from jaxrl_ppo.observability.console import Console
@@ -63,6 +64,7 @@ def run_ppo(config: Config) -> None:
         runner_class = TaskRunner
     start_ray(config)
     try:
+        auto_set_device(config, resources=ray.cluster_resources())  # a cluster that was joined decides what auto means
         runner = (
             ray.remote(runner_class)
             .options(num_cpus=CPU_SHARE, max_concurrency=16, runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 import yaml
 
+from jaxrl_ppo.algorithms.advantages import find_advantage
+from jaxrl_ppo.algorithms.correction import KEY, check_settings
+from jaxrl_ppo.algorithms.policy_losses import find_policy_loss
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
@@ -28,6 +31,7 @@ from jaxrl_ppo.rewards import RewardManager
 from jaxrl_ppo.rollout.probe import WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
+from jaxrl_ppo.schema.faults import ConfigError, Fault
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
@@ -81,6 +85,10 @@ class TaskRunner:
         pools.check(ray.nodes())
 
         # Everything that a user can get wrong comes before anything that takes long.
+        loss = find_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+        if faults := check_settings(config.algorithm.rollout_correction, loss):
+            raise ConfigError([Fault((KEY,), fault) for fault in faults])
+        find_advantage(config.algorithm.adv_estimator)
         model = config.actor_rollout_ref.model
         assert model.path is not None
         assert config.data.train_files is not None

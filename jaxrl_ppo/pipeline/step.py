@@ -34,6 +34,10 @@ class Generated:
     metrics: dict[str, float]
 
 
+class DivergedError(RuntimeError):
+    """The update cannot go on: its gradients are not finite."""
+
+
 class Run:
     """A run's parts and its progress. `step` is the last finished step; steps count from 1."""
 
@@ -63,6 +67,7 @@ class Run:
         self._loaded_version: int | None = None
         self._step_of_version: dict[int, int] = {}  # after which step each weight version came to be
         self._restored: Generated | None = None
+        self._skips = 0
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
         self._seconds: dict[int, dict[str, float]] = defaultdict(dict)
         self._trained: Batch | None = None
@@ -187,11 +192,24 @@ class Run:
         )
         with self._phase("update_actor", step):
             metrics |= await self.trainer.update_actor(batch)
+        self._count_skips(step, metrics)
         with self._phase("stage_weights", step, "weight_sync"):
             await self._stage(step)
         await asyncio.to_thread(self.observer.rollout, step, batch, generated.samples)
         self.prompts.update(batch.prompts, generated.samples)
         self._trained = batch
+
+    def _count_skips(self, step: int, metrics: dict[str, float]) -> None:
+        """Stop when the gradient has not been finite for too many optimizer steps in a row."""
+        skipped = int(metrics.get("actor/skipped_updates", 0))
+        self._skips = 0 if "actor/grad_norm" in metrics else self._skips + skipped  # there only if a step was made
+        limit = self.config.trainer.max_consecutive_skips
+        if self._skips >= limit:
+            raise DivergedError(
+                f"step {step}: the gradient was not finite in the last {self._skips} optimizer steps, all skipped "
+                f"(trainer.max_consecutive_skips={limit}). Lower actor_rollout_ref.actor.optim.lr, or look for extreme "
+                f"rewards and log-probs in the run's samples; the weights are those of the last good step."
+            )
 
     def _staleness(self, step: int, batch: Batch) -> float:
         """The largest number of updates between the weights that wrote a token and those that it now trains."""

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
 import numpy as np
 import pytest
 import yaml

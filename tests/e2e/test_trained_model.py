@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
 import numpy as np
 import orbax.checkpoint as ocp
 import pyarrow.parquet as pq

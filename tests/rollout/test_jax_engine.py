@@ -262,7 +262,7 @@ async def test_new_weights_take_over_in_the_middle_of_a_request(folder, models, 
     stream = engine.generate([*long, *requests(8, max_new_tokens=1)[1:]])
     await anext(stream)
     await engine.load_weights(commit(weight_store, 4, tensors_of(models[1])))
-    completion = [c async for c in stream if c.request_id == "r0"][0]
+    completion = await anext(c async for c in stream if c.request_id == "r0")
     assert set(completion.versions) == {3, 4}
     assert (np.diff(completion.versions) >= 0).all()
     sequence = torch.tensor([[*PROMPTS[0], *completion.token_ids]])

@@ -30,7 +30,7 @@ def gradient(trainer, batch):
 
 
 def torch_loss(model, batch, actor):
-    """Vanilla PPO with dual clip, importance weights, k3 to the reference and entropy; token-mean; from the formulas."""
+    """Vanilla PPO with dual clip, importance weights, k3 to the reference and entropy; token-mean; by formula."""
     total = float(batch.response_mask.sum())
     sums = {"pg_loss": 0.0, "entropy": 0.0, "kl_loss": 0.0, "ppo_kl": 0.0}
     for sample in range(len(batch.group)):

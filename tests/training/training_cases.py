@@ -66,7 +66,7 @@ def make_trainer(folder: Path, config: ActorRolloutRefConfig | None = None, **ar
 
 
 def make_batch(seed: int = 0, prompts: int = 4, samples: int = 3, longest: int = 10, holes: bool = True) -> Batch:
-    """Random samples: ragged prompts and responses, holes in masks, one empty response, and NaN where nothing counts."""
+    """Random samples: ragged prompts and responses, holes in masks, one empty response, NaN where nothing counts."""
     rng = np.random.default_rng(seed)
     size, length = prompts * samples, longest + 2
     records = [
