@@ -97,13 +97,13 @@ class _Segment:
         return self.prompt_length + sum(self.inputs)
 
 
-def ladder(size: int, multiple: int = 1) -> int:
-    """The smallest allowed size >= `size`: multiples of `multiple`, ever coarser, four to an octave.
+def ladder(size: int, multiple: int = 1, octave: int = 4) -> int:
+    """The smallest allowed size >= `size`: multiples of `multiple`, ever coarser, `octave` (a power of 2) to an octave.
 
     A batch then pads by a few per cent and the shapes of a run, each a compiled program, stay few.
     """
     units = max(1, math.ceil(size / multiple))
-    step = 2 ** max(0, (units - 1).bit_length() - 3)
+    step = 2 ** max(0, (units - 1).bit_length() - octave.bit_length())
     return math.ceil(units / step) * step * multiple
 
 
@@ -123,7 +123,8 @@ def pack(batch: Batch, samples: Iterable[int], limits: PackingLimits) -> Packing
     length, rows = _choose_rows(segments, limits)
     targets = np.sum(batch.response_mask > 0, axis=1)
     pieces, per_piece = _deal(rows, targets, length, limits)
-    slots = ladder(max(sum(int(targets[list(s.samples)].sum()) for row in p for s in row) for p in pieces), 16)
+    fullest = max(sum(int(targets[list(s.samples)].sum()) for row in piece for s in row) for piece in pieces)
+    slots = ladder(fullest, 16, octave=2)
     builders = [_Builder(batch, per_piece, length, slots, limits.share_prefix) for _ in pieces]
     for builder, piece in zip(builders, pieces):
         for index, row in enumerate(piece):

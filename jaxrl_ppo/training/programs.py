@@ -81,6 +81,7 @@ class PolicyPrograms:
         make = functools.partial(Decoder, model, dtype=dtype, remat=remat, attention=attention)
         self._graph = nnx.graphdef(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
         everywhere = NamedSharding(mesh, PartitionSpec())
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.parameter_shardings = parameter_shardings(model, mesh, rules)
         abstract = nest({path: leaf.get_value() for path, leaf in flatten(abstract_params(model))})
         self.state_shardings = state_shardings(optimizer, abstract, self.parameter_shardings, mesh)
@@ -104,6 +105,8 @@ class PolicyPrograms:
             functools.partial(apply_gradients, optimizer, actor.optim.clip_grad),
             out_shardings=(self.parameter_shardings, self.state_shardings, everywhere),
             donate_argnums=(0, 1),
+            # Without it XLA:CPU copies both moments before it overwrites them.
+            compiler_options={"xla_cpu_copy_insertion_use_region_analysis": True} if on_cpu else None,
         )
 
     def _predict(

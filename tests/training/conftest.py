@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from training_cases import save_tiny_model
+from torch_oracle import save_tiny_model
 
 
 @pytest.fixture(scope="session")

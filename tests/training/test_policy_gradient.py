@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from training_cases import (
-    arrays,
-    assert_close,
-    make_batch,
-    make_config,
-    make_trainer,
-    torch_gradients,
-    torch_log_probs,
-)
+from torch_oracle import torch_gradients, torch_log_probs
+from training_cases import arrays, assert_close, make_batch, make_config, make_trainer
 
 from jaxrl_ppo.training.minibatches import make_mini_batch
 
@@ -47,7 +40,7 @@ def torch_loss(model, batch, actor):
         sums["kl_loss"] += (torch.exp(away) - away - 1).clamp(-10, 10).sum() / total
         sums["ppo_kl"] += (pick(batch.old_log_probs) - log_probs).sum()
     kl, entropy = actor.kl_loss_coef * sums["kl_loss"], actor.entropy_coeff * sums["entropy"]
-    return sums["pg_loss"] + kl - entropy, {name: float(value) for name, value in sums.items()}
+    return sums["pg_loss"] + kl - entropy, {name: float(value.detach()) for name, value in sums.items()}
 
 
 @pytest.fixture(scope="module")

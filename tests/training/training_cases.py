@@ -1,4 +1,4 @@
-"""Tiny models, batches and trainers for the training tests, and what torch makes of the same batch."""
+"""Configurations, batches and trainers of the training tests; imports nothing that is slow to import."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import torch
-import transformers
 
 from jaxrl_ppo.models.parameters import flatten
-from jaxrl_ppo.models.tensor_plan import tensor_plan
 from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig
 from jaxrl_ppo.schema.records import Batch, Prompt
 from jaxrl_ppo.sharding.mesh import make_mesh
@@ -18,25 +15,6 @@ from jaxrl_ppo.training.policy import PolicyTrainer
 
 VOCABULARY = 96
 TEMPERATURE = 0.8
-
-
-def save_tiny_model(folder: Path, tied: bool = True) -> Path:
-    """A random Llama of two layers; heads, vocabulary and widths divide by 8 for the sharded tests."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=8,
-        initializer_range=0.2,
-        tie_word_embeddings=tied,
-        eos_token_id=2,
-    )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
 
 
 def make_config(**actor) -> ActorRolloutRefConfig:
@@ -93,27 +71,6 @@ def make_batch(seed: int = 0, prompts: int = 4, samples: int = 3, longest: int =
         advantages=draw(1) + nan,
         importance_weights=np.exp(draw(0.2)) + nan,
     )
-
-
-def torch_log_probs(model: torch.nn.Module, batch: Batch, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies [T] of one sample's response, computed alone and unpadded, by transformers."""
-    prompt = list(batch.prompts[batch.group[sample]].token_ids)
-    response = batch.response_ids[sample].tolist()
-    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float() / TEMPERATURE
-    log_probs = torch.log_softmax(logits, -1)
-    chosen = log_probs.gather(-1, torch.tensor(response)[:, None])[:, 0]
-    return chosen, -(log_probs.exp() * log_probs).sum(-1)
-
-
-def torch_gradients(model: torch.nn.Module, config) -> dict[str, np.ndarray]:
-    """The gradients in a transformers model, laid out as the decoder's parameters: dotted path -> array."""
-    plan = tensor_plan(config)
-    named = dict(model.named_parameters())
-    out: dict[str, dict[tuple[int, ...], np.ndarray]] = {}
-    for name, entry in plan.items():
-        out.setdefault(entry.parameter, {})[entry.index] = entry.to_block(named[name].grad.numpy())
-    stack = lambda blocks: blocks[()] if () in blocks else np.stack([blocks[k] for k in sorted(blocks)])  # noqa: E731
-    return {path: stack(blocks) for path, blocks in out.items()}
 
 
 def arrays(tree) -> dict[str, np.ndarray]:

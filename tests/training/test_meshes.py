@@ -1,0 +1,78 @@
+"""The same updates on one device and on many, in one process and in two."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import device
+
+HERE = Path(__file__).parent
+
+
+def run(model, mesh=None, devices=1, processes=1, settings=None, save=None, restore=None, steps=3):
+    """What `update_script.py` prints, from each process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | device.jax_environment("cpu", local_devices=devices)
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
+    arguments = {
+        "model": str(model),
+        "mesh": mesh or {},
+        "settings": settings or {},
+        "processes": processes,
+        "coordinator": coordinator,
+        "save": save and str(save),
+        "restore": restore and str(restore),
+        "steps": steps,
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "update_script.py"), json.dumps(arguments | {"rank": rank})],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    results = []
+    for process in running:
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+        results.append(json.loads(out.rsplit("RESULT ", 1)[1]))
+    return results
+
+
+COMPARED = ("actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/ppo_kl", "actor/grad_norm", "log_prob", "ref")
+
+
+def assert_same(result, expected, tolerance=1e-4):
+    assert len(result["steps"]) == len(expected["steps"])
+    for step, (ours, theirs) in enumerate(zip(result["steps"], expected["steps"])):
+        for name in COMPARED:
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (step, name)
+    assert result["probe"] == pytest.approx(expected["probe"], rel=tolerance, abs=tolerance)
+
+
+@pytest.fixture(scope="module")
+def one_device(tiny_model):
+    return run(tiny_model)[0]
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"replica": 2, "fsdp": 2, "tensor": 2}])
+def test_eight_devices_equal_one(tiny_model, one_device, mesh):
+    assert_same(run(tiny_model, mesh, devices=8)[0], one_device)
+
+
+def test_two_processes_equal_one(tiny_model, one_device):
+    first, second = run(tiny_model, {"fsdp": 4}, devices=2, processes=2)
+    assert first == second
+    assert_same(first, one_device)
