@@ -283,10 +283,10 @@ def _remat(enabled: bool) -> str:
 def _attention_cost(model: DecoderConfig) -> float:
     """Cost of one token's attention per token of row length, relative to the matrix products of its layer.
 
-    Scores of a whole row are computed and masked. They are small products with a softmax between them: a floating-point
-    operation there costs about five times one in the large products (measured on CPU).
+    Half of a row's scores are computed, and masked; they are small products with a softmax between them, so that a
+    floating-point operation there costs about four times one in the large products (measured on CPU).
     """
-    attention = 5 * 2 * model.num_heads * model.head_dim
+    attention = 2 * 2 * model.num_heads * model.head_dim
     projections = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
     return attention / (projections + 3 * model.hidden_size * model.intermediate_size)
 
