@@ -85,7 +85,7 @@ class VllmEngine:
         if config.cpu_affinity is not None:
             os.sched_setaffinity(0, config.cpu_affinity[index])
         cores = sorted(os.sched_getaffinity(0))
-        os.environ.update(vllm_setup.environment(config, cores, vllm_setup.is_cpu_build()))
+        os.environ.update(vllm_setup.environment(config, index, vllm_setup.is_cpu_build(), cores))
         vllm_owner.claim()
         me = psutil.Process()
         before = set(me.children(recursive=True))
@@ -175,17 +175,20 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Stop the engine's processes; those that do not stop are killed."""
+        import psutil
+
         if self._closed:
             return
         self._closed, self._unusable = True, "it is closed"
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # it would log the end of the core as a failure
         await asyncio.to_thread(self._llm.shutdown)
-        for process in self._processes:
-            if process.is_running():
-                logger.warning("killing vLLM's process %d, which did not stop", process.pid)
-                process.kill()
-        del self._llm  # else it shuts down once more, and fails, when the interpreter ends
+        _, alive = await asyncio.to_thread(psutil.wait_procs, self._processes, timeout=5)
+        for process in alive:
+            logger.warning("killing vLLM's process %d, which did not stop", process.pid)
+            process.kill()
+        # Its finaliser calls this once more, and would fail where the interpreter is half gone.
+        cast(Any, self._llm).shutdown = lambda timeout=None: None
 
     def _check_usable(self) -> None:
         if self._unusable is not None:

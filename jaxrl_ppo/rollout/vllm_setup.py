@@ -27,47 +27,63 @@ def is_cpu_build() -> bool:
 
 
 def environment(
-    config: RolloutConfig, cores: Sequence[int], cpu: bool, current: Mapping[str, str] = os.environ
+    config: RolloutConfig, index: int, cpu: bool, cores: Sequence[int], current: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Variables to set before vLLM is imported, without those that `current` has.
+    """Variables to set before vLLM is imported, without those that the user has set in `current`.
 
     Args:
-        cores: CPU cores the engine may use; matter on CPU only.
+        index: of the replica.
         cpu: whether this is a CPU build of vLLM.
-
-    Raises ValueError when there are fewer cores than tensor-parallel ranks.
+        cores: that the process may use; matter on CPU only.
     """
-    package_root = str(Path(jaxrl_ppo.__file__).parents[1])
-    path = current.get("PYTHONPATH", "")
     wanted = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings at every start and weight load are of no use to a trainer's user
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a local folder
     }
     if cpu:
-        ranks = world_size(config)
-        if len(cores) < ranks:
-            raise ValueError(
-                f"{KEY}.tensor_model_parallel_size times pipeline_model_parallel_size is {ranks}, but the replica has "
-                f"{len(cores)} CPU cores ({KEY}.cpu_affinity): one per rank at least"
-            )
-        shares = [cores[len(cores) * rank // ranks : len(cores) * (rank + 1) // ranks] for rank in range(ranks)]
-        wanted |= {
-            # The CPU build takes an installed libtpu for a TPU and then refuses to choose.
-            "VLLM_TARGET_DEVICE": "cpu",
-            # GiB. Without it vLLM takes gpu_memory_utilization of the whole machine for each replica.
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            # By itself vLLM leaves a core unused, and gives every replica on a machine the same ones.
-            "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares),
-        }
+        # The CPU build takes an installed libtpu for a TPU and then refuses to choose.
+        wanted["VLLM_TARGET_DEVICE"] = "cpu"
+        # GiB. Without it vLLM takes gpu_memory_utilization of the whole machine for each replica.
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = "2"
         if config.enforce_eager:
             # vLLM compiles parts of its sampler even then: half a minute before the first token.
             wanted["TORCH_COMPILE_DISABLE"] = "1"
     missing = {name: value for name, value in wanted.items() if name not in current}
+    if cpu and "VLLM_CPU_OMP_THREADS_BIND" not in current:
+        missing |= _threads(config, index, cores)
     # The engine's processes import the weight receiver by name.
+    package_root = str(Path(jaxrl_ppo.__file__).parents[1])
+    path = current.get("PYTHONPATH", "")
     if package_root not in path.split(os.pathsep):
         missing["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, path)))
     return missing
+
+
+def _threads(config: RolloutConfig, index: int, cores: Sequence[int]) -> dict[str, str]:
+    """How many threads compute, and where; Ray's own OMP_NUM_THREADS is overridden.
+
+    By itself vLLM binds one thread to each core but one, the same cores for every replica on a machine. Where cores are
+    shared with the trainer or with other replicas, bound threads wait for one another: ten times slower has been seen.
+    So threads are bound to the cores that the user names, or else not bound, and as many as this replica's share.
+    """
+    ranks = world_size(config)
+    if config.cpu_affinity is None:
+        replicas = max(1, config.n_gpus_per_node // ranks)
+        threads = max(1, len(cores) // (replicas * ranks))
+        return {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread leaves its core to whoever computes
+        }
+    mine = config.cpu_affinity[index]
+    if len(mine) < ranks:
+        raise ValueError(
+            f"{KEY}.tensor_model_parallel_size times pipeline_model_parallel_size is {ranks}, but "
+            f"{KEY}.cpu_affinity gives replica {index} {len(mine)} cores: one per rank at least"
+        )
+    shares = [mine[len(mine) * rank // ranks : len(mine) * (rank + 1) // ranks] for rank in range(ranks)]
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares)}
 
 
 def engine_arguments(config: RolloutConfig, model_folder: str | Path) -> dict[str, Any]:

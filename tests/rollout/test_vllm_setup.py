@@ -18,31 +18,56 @@ from jaxrl_ppo.schema.config import EngineKwargsConfig, RolloutConfig
 def vllm_environment():
     """The variables that vLLM is imported under; put back at the end."""
     variables = dict(os.environ)
-    os.environ.update(vllm_setup.environment(RolloutConfig(), [0], True))
+    os.environ.update(vllm_setup.environment(RolloutConfig(), 0, True, [0]))
     yield
     os.environ.clear()
     os.environ.update(variables)
 
 
-def test_threads_are_bound_to_the_replicas_cores_one_share_per_rank():
-    two = RolloutConfig(tensor_model_parallel_size=2)
-    assert vllm_setup.environment(RolloutConfig(), [1, 3, 4], True, {})["VLLM_CPU_OMP_THREADS_BIND"] == "1,3,4"
-    assert vllm_setup.environment(two, [1, 3, 4], True, {})["VLLM_CPU_OMP_THREADS_BIND"] == "1|3,4"
-    with pytest.raises(ValueError, match=r"tensor_model_parallel_size .* is 2, but the replica has 1 CPU cores"):
-        vllm_setup.environment(two, [1], True, {})
-    assert not [name for name in vllm_setup.environment(two, [1], False, {}) if "CPU" in name]
+def environment(config, index=0, cpu=True, cores=(0,), current=None):
+    return vllm_setup.environment(config, index, cpu, list(cores), current or {})
+
+
+def test_named_cores_are_shared_out_over_a_replicas_ranks():
+    config = RolloutConfig(cpu_affinity=[[0], [1, 3, 4]])
+    assert environment(config, 1)["VLLM_CPU_OMP_THREADS_BIND"] == "1,3,4"
+    config.tensor_model_parallel_size = 2
+    assert environment(config, 1)["VLLM_CPU_OMP_THREADS_BIND"] == "1|3,4"
+    with pytest.raises(
+        ValueError, match=r"tensor_model_parallel_size .* is 2, but .*cpu_affinity gives replica 0 1 cores"
+    ):
+        environment(config, 0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "tensor", "cores", "threads"), [(1, 1, 2, 2), (2, 1, 2, 1), (8, 1, 2, 1), (0, 1, 4, 4), (4, 2, 16, 4)]
+)
+def test_without_named_cores_a_replica_has_its_share_of_threads_whatever_ray_says(devices, tensor, cores, threads):
+    config = RolloutConfig(n_gpus_per_node=devices, tensor_model_parallel_size=tensor)
+    variables = environment(config, cores=range(cores), current={"OMP_NUM_THREADS": "1"})
+    assert (variables["VLLM_CPU_OMP_THREADS_BIND"], variables["OMP_NUM_THREADS"]) == ("nobind", str(threads))
+
+
+def test_accelerators_get_no_cpu_settings():
+    assert not [name for name in environment(RolloutConfig(), cpu=False) if "CPU" in name or "OMP" in name]
 
 
 def test_variables_that_are_set_are_left_alone():
-    mine = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_CPU_KVCACHE_SPACE": "7", "PYTHONPATH": "/elsewhere"}
-    variables = vllm_setup.environment(RolloutConfig(enforce_eager=True), [0], True, mine)
-    assert not {"VLLM_LOGGING_LEVEL", "VLLM_CPU_KVCACHE_SPACE"} & variables.keys()
+    mine = {
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "VLLM_CPU_KVCACHE_SPACE": "7",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-3",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONPATH": "/elsewhere",
+    }
+    variables = environment(RolloutConfig(enforce_eager=True), current=mine)
+    assert variables.keys() & mine.keys() == {"PYTHONPATH"}
     root, elsewhere = variables["PYTHONPATH"].split(os.pathsep)
     assert os.path.isfile(os.path.join(root, "jaxrl_ppo", "__init__.py"))
     assert elsewhere == "/elsewhere"
     assert variables["TORCH_COMPILE_DISABLE"] == "1"
-    assert "TORCH_COMPILE_DISABLE" not in vllm_setup.environment(RolloutConfig(), [0], True, mine)
-    assert "PYTHONPATH" not in vllm_setup.environment(RolloutConfig(), [0], True, {"PYTHONPATH": root})
+    assert "TORCH_COMPILE_DISABLE" not in environment(RolloutConfig(), current=mine)
+    assert "PYTHONPATH" not in environment(RolloutConfig(), current={"PYTHONPATH": root})
 
 
 @pytest.mark.usefixtures("vllm_environment")
@@ -78,7 +103,7 @@ def test_end_tokens_are_those_of_both_files(tmp_path, config, generation, expect
         ({"max_model_len": 4096}, r"(?s)vLLM refuses actor_rollout_ref\.rollout.*4096.*512"),
         (
             {"tensor_model_parallel_size": 3},
-            r"(?s)tensor_model_parallel_size .* is 3, but the replica has|attention heads",
+            r"(?s)vLLM refuses .*attention heads.*divisible",
         ),
         ({"engine_kwargs": EngineKwargsConfig(vllm={"blocksize": 16})}, r"(?s)engine_kwargs.*blocksize"),
     ],
