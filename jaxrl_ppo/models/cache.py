@@ -32,9 +32,9 @@ class LayerCache(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """Which request has which prompt.
+    """Which requests share which row of prompts.
 
-    `members` [P, n] are the requests of each prompt (any number where there are fewer), `home` [B] the index of each
+    `members` [P, n] are the requests of each row (any number where there are fewer), `home` [B] the index of each
     request in the flattened `members`, `prompt_lengths` [P].
     """
 

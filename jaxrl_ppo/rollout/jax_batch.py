@@ -14,16 +14,17 @@ from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.cache import EMPTY, LayerCache, Sharing, decode, prefill
 from jaxrl_ppo.models.layers import Params
 from jaxrl_ppo.rollout.jax_sampling import Array, Draw, sample
+from jaxrl_ppo.rollout.jax_shapes import power_of_two
 
 SCORE_CHUNK = 128  # tokens whose logits are held at a time when scoring
 
 
 class Shape(NamedTuple):
-    """Sizes of a batch: slots, ring columns, prompts, tokens a prompt, slots a prompt."""
+    """Sizes of a batch: slots, columns of their ring, rows for prompts, a prompt's columns, slots that share a row."""
 
     slots: int
     columns: int
-    prompts: int
+    rows: int
     prompt_columns: int
     members: int
 
@@ -92,21 +93,22 @@ class SlotBatch:
         def zeros(rows: int, columns: int) -> jax.Array:
             return jnp.zeros((rows, config.num_kv_heads, columns, config.head_dim), programs.dtype)
 
-        prompt, own = (shape.prompts, shape.prompt_columns), (shape.slots, shape.columns)
+        prompt, own = (shape.rows, shape.prompt_columns), (shape.slots, shape.columns)
         self._cache = [
             LayerCache(zeros(*prompt), zeros(*prompt), zeros(*own), zeros(*own)) for _ in range(config.num_layers)
         ]
-        self._hidden = jnp.zeros((shape.prompts, config.hidden_size), programs.dtype)  # of each prompt's last token
-        self._own_positions = jnp.full((shape.slots, shape.columns), EMPTY)
+        self._hidden = jnp.zeros((shape.rows, config.hidden_size), programs.dtype)  # of each prompt's last token
+        self._own_positions = jnp.full((shape.slots, shape.columns), EMPTY, jnp.int32)
 
-    def put_prompts(self, prompts: Prompts, rows: Sequence[int]) -> None:
-        """Copy prefilled prompts into prompt rows `rows`; prefilled rows beyond these are padding."""
-        target = _padded(rows, prompts.hidden.shape[0], self.shape.prompts)
-        self._hidden = _put_hidden(self._hidden, prompts.hidden, target)
+    def put_prompts(self, prompts: Prompts, sources: Sequence[int], rows: Sequence[int]) -> None:
+        """Copy prefilled prompts `sources` into prompt rows `rows`."""
+        size = power_of_two(len(rows))
+        source, target = _padded(sources, size, 0), _padded(rows, size, self.shape.rows)
+        self._hidden = _put_hidden(self._hidden, prompts.hidden, source, target)
         self._cache = [
             layer._replace(
-                prompt_keys=_put_rows(layer.prompt_keys, keys, target),
-                prompt_values=_put_rows(layer.prompt_values, values, target),
+                prompt_keys=_put_rows(layer.prompt_keys, keys, source, target),
+                prompt_values=_put_rows(layer.prompt_values, values, source, target),
             )
             for layer, (keys, values) in zip(self._cache, prompts.layers)
         ]
@@ -125,7 +127,7 @@ class SlotBatch:
         tokens, log_probs = programs.first_program(self._hidden, rows, drawn, draw, params, truncate=truncate)
         return np.asarray(tokens), np.asarray(log_probs)
 
-    def reshaped(self, shape: Shape, slots: Sequence[int], prompts: Sequence[int]) -> SlotBatch:
+    def reshaped(self, shape: Shape, slots: Sequence[int], rows: Sequence[int]) -> SlotBatch:
         """The same requests in a batch of another shape: old slots and prompt rows, in their new order.
 
         A ring that grows is turned so that its oldest column is the first and the new columns follow its newest: then
@@ -136,18 +138,18 @@ class SlotBatch:
         new._programs, new.shape = self._programs, shape
         new.column = old.columns if grows else self.column
         shift = self.column if grows else 0
-        slot_rows, prompt_rows = _padded(slots, shape.slots, old.slots), _padded(prompts, shape.prompts, old.prompts)
-        prompts_move = shape[2:4] != old[2:4] or list(prompts) != list(range(len(prompts)))
+        old_slots, old_rows = _padded(slots, shape.slots, old.slots), _padded(rows, shape.rows, old.rows)
+        rows_move = shape[2:4] != old[2:4] or list(rows) != list(range(len(rows)))
 
         def move(layer: LayerCache) -> LayerCache:
             prompt, own = layer[:2], layer[2:]
-            if prompts_move:
-                prompt = tuple(_take_rows(x, prompt_rows, 0, shape.prompt_columns) for x in prompt)
-            return LayerCache(*prompt, *(_take_rows(x, slot_rows, shift, shape.columns) for x in own))
+            if rows_move:
+                prompt = tuple(_take_rows(x, old_rows, 0, shape.prompt_columns) for x in prompt)
+            return LayerCache(*prompt, *(_take_rows(x, old_slots, shift, shape.columns) for x in own))
 
         new._cache = [move(layer) for layer in self._cache]
-        new._hidden = _take_hidden(self._hidden, prompt_rows)
-        new._own_positions = _take_positions(self._own_positions, slot_rows, shift, shape.columns)
+        new._hidden = _take_hidden(self._hidden, old_rows)
+        new._own_positions = _take_positions(self._own_positions, old_slots, shift, shape.columns)
         return new
 
     def decode(
@@ -178,14 +180,14 @@ def _padded(rows: Sequence[int], size: int, nothing: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _put_rows(target: jax.Array, source: jax.Array, rows: jax.Array) -> jax.Array:
+def _put_rows(target: jax.Array, source: jax.Array, sources: jax.Array, rows: jax.Array) -> jax.Array:
     columns = min(source.shape[2], target.shape[2])
-    return target.at[rows, :, :columns].set(source[:, :, :columns], mode="drop")
+    return target.at[rows, :, :columns].set(source[sources, :, :columns], mode="drop")
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _put_hidden(target: jax.Array, source: jax.Array, rows: jax.Array) -> jax.Array:
-    return target.at[rows].set(source, mode="drop")
+def _put_hidden(target: jax.Array, source: jax.Array, sources: jax.Array, rows: jax.Array) -> jax.Array:
+    return target.at[rows].set(source[sources], mode="drop")
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -30,12 +30,22 @@ def sample(logits: jax.Array, draw: Draw, index: jax.Array, *, truncate: bool) -
     greedy = draw.temperature == 0
     scaled = logits / jnp.where(greedy, 1.0, jnp.maximum(draw.temperature, 1e-8))[:, None]
     kept = jnp.where(greedy[:, None], scaled, _truncated(scaled, draw)) if truncate else scaled
-    top = kept.max(-1, keepdims=True)
-    weights = jnp.exp(kept - top)
+    rows, vocabulary = kept.shape
+    blocks = jnp.pad(kept, ((0, 0), (0, -vocabulary % BLOCK)), constant_values=-jnp.inf).reshape(rows, -1, BLOCK)
+    tops = blocks.max(-1)
+    top = tops.max(-1)
+    weights = jnp.exp(blocks - top[:, None, None])
     drawn, total = _draw(weights, _uniforms(draw.seeds, index))
-    tokens = jnp.where(greedy, jnp.argmax(logits, -1), drawn).astype(jnp.int32)
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], 1)
-    return tokens, (chosen - top)[:, 0] - jnp.log(total)
+    best = jnp.argmax(tops, -1)
+    likeliest = best * BLOCK + jnp.argmax(_block(blocks, best), -1)
+    tokens = jnp.where(greedy, likeliest, drawn).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, tokens[:, None], 1)[:, 0]
+    return tokens, chosen - top - jnp.log(total)
+
+
+def _block(blocks: jax.Array, index: jax.Array) -> jax.Array:
+    """Block `index` [B] of each row of [B, n, BLOCK]."""
+    return jnp.take_along_axis(blocks, index[:, None, None], 1)[:, 0]
 
 
 def _uniforms(seeds: jax.Array, index: jax.Array) -> jax.Array:
@@ -46,24 +56,23 @@ def _uniforms(seeds: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _draw(weights: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Tokens [B] with probability proportional to `weights` [B, V], by inverting the cumulative sum; and the sums [B].
+    """Tokens [B] with probability proportional to `weights` [B, n, BLOCK], and each row's sum [B].
 
-    One pass over the vocabulary, where perturbing every logit would need V random numbers a row.
+    By inverting the cumulative sum: one pass over the vocabulary and one random number a row, where perturbing the
+    logits would need one for every token.
     """
-    rows, vocabulary = weights.shape
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary % BLOCK))).reshape(rows, -1, BLOCK)
-    sums = blocks.sum(-1)
+    sums = weights.sum(-1)
     cumulative = jnp.cumsum(sums, axis=1)
     total = cumulative[:, -1]
     target = uniforms * total
     # The first block whose cumulative sum exceeds the target has weight; so does the token found in it.
-    block = jnp.minimum((cumulative <= target[:, None]).sum(1), sums.shape[1] - 1)[:, None]
-    inside = jnp.cumsum(jnp.take_along_axis(blocks, block[:, :, None], 1)[:, 0], axis=1)
-    before, mass = (jnp.take_along_axis(x, block, 1)[:, 0] for x in (cumulative - sums, sums))
+    block = jnp.minimum((cumulative <= target[:, None]).sum(1), sums.shape[1] - 1)
+    inside = jnp.cumsum(_block(weights, block), axis=1)
+    before, mass = (jnp.take_along_axis(x, block[:, None], 1)[:, 0] for x in (cumulative - sums, sums))
     # Summed in another order the block's mass may differ in its last bit: its share is taken of the inner sum.
     share = jnp.clip((target - before) / mass, 0.0, 1 - 2**-20)
     token = (inside <= (share * inside[:, -1])[:, None]).sum(1)
-    return block[:, 0] * BLOCK + token, total
+    return block * BLOCK + token, total
 
 
 def _truncated(scaled: jax.Array, draw: Draw) -> jax.Array:

@@ -13,11 +13,11 @@ from jaxrl_ppo.models.cache import Sharing
 from jaxrl_ppo.rollout.engine import Completion, Request
 from jaxrl_ppo.rollout.jax_batch import Programs, Prompts, Shape, SlotBatch, SlotInputs
 from jaxrl_ppo.rollout.jax_sampling import Draw
-from jaxrl_ppo.rollout.jax_shapes import power_of_two, rung
+from jaxrl_ppo.rollout.jax_shapes import power_of_two, power_of_two_below, rung
 
 LEAST_SLOTS = 8  # fewer take as long: the time goes into reading the weights
 LEAST_COLUMNS, FIRST_COLUMNS = 16, 64
-SPARE_MEMBERS = 8  # prompts x members may exceed the slots so many times before their table is made anew
+SPARE_MEMBERS = 8  # rows x members may exceed the slots so many times before their table is made anew
 
 Sequence = tuple[int, ...]
 
@@ -32,6 +32,7 @@ class Generation:
     log_probs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
     prefix: Sequence = ()  # what was prefilled: the prompt, and the tokens before the last change of weights
+    row: int = -1  # where the batch has the prefix
 
     @property
     def sequence(self) -> Sequence:
@@ -61,7 +62,7 @@ class Scheduler:
         self._version = -1
         self._waiting: collections.deque[Generation] = collections.deque()
         self._slots: list[Generation | None] = []
-        self._prompts: list[Sequence | None] = []
+        self._rows: list[Sequence | None] = []  # a prefix with many requests has several
         self._batch: SlotBatch | None = None
 
     @property
@@ -90,7 +91,7 @@ class Scheduler:
         What runs is prefilled again, with its tokens so far: each later token comes from the new weights alone.
         """
         self._waiting.extendleft(reversed(self.active))
-        self._slots, self._prompts, self._batch = [], [], None
+        self._slots, self._rows, self._batch = [], [], None
         self._params, self._version = params, version
 
     def step(self) -> None:
@@ -109,17 +110,41 @@ class Scheduler:
         for generation in admitted:
             generation.prefix = generation.sequence
         if not self.active:
-            self._slots, self._prompts, self._batch = [], [], None
-        self._forget_unused_prompts(keep={g.prefix for g in admitted})
-        new = sorted({g.prefix for g in admitted}.difference(self._prompts), key=lambda prompt: (len(prompt), prompt))
-        batch = self._make_room(admitted, len(new))
+            self._slots, self._rows, self._batch = [], [], None
+        self._forget_unused_rows()
+        batch = self._make_room(admitted)
         places = [i for i, slot in enumerate(self._slots) if slot is None][: len(admitted)]
         batch.clear_slots(places)
+        new_rows = self._assign_rows(admitted, batch.shape.members)
         for slot, generation in zip(places, admitted):
             self._slots[slot] = generation
-        for group in self._prefill_groups(new):
-            batch.put_prompts(self._prefill(group), [self._claim_row(prompt) for prompt in group])
+        for group in self._prefill_groups(sorted(new_rows, key=lambda prefix: (len(prefix), prefix))):
+            targets = [(source, row) for source, prefix in enumerate(group) for row in new_rows[prefix]]
+            batch.put_prompts(self._prefill(group), *zip(*targets))
         self._first_tokens(batch, admitted)
+
+    def _assign_rows(self, admitted: list[Generation], members: int) -> dict[Sequence, list[int]]:
+        """Give each generation a row with its prefix and room for one more; returns the rows that are new."""
+        room = self._room(members)
+        new: dict[Sequence, list[int]] = {}
+        for generation in admitted:
+            rows = room.setdefault(generation.prefix, [])
+            if not rows:
+                row = self._rows.index(None)
+                self._rows[row] = generation.prefix
+                new.setdefault(generation.prefix, []).append(row)
+                rows += [row] * members
+            generation.row = rows.pop()
+        return new
+
+    def _room(self, members: int) -> dict[Sequence, list[int]]:
+        """For each prefix, its rows, as often as further requests fit there."""
+        taken = collections.Counter(g.row for g in self.active)
+        room: dict[Sequence, list[int]] = {}
+        for row, prefix in enumerate(self._rows):
+            if prefix is not None:
+                room.setdefault(prefix, []).extend([row] * (members - taken[row]))
+        return room
 
     def _prefill_groups(self, prompts: list[Sequence]) -> Iterable[list[Sequence]]:
         """Prompts, shortest first, cut where a padded batch would exceed the token limit."""
@@ -139,14 +164,9 @@ class Scheduler:
             tokens[row, : len(prompt)], lengths[row] = prompt, len(prompt)
         return self._programs.prefill(self._params, tokens, lengths)
 
-    def _claim_row(self, prompt: Sequence) -> int:
-        row = self._prompts.index(None)
-        self._prompts[row] = prompt
-        return row
-
     def _first_tokens(self, batch: SlotBatch, generations: list[Generation]) -> None:
         size = power_of_two(len(generations), LEAST_SLOTS)
-        rows = _column(generations, size, np.int32, lambda g: self._prompts.index(g.prefix))
+        rows = _column(generations, size, np.int32, lambda g: g.row)
         drawn = _column(generations, size, np.int32, lambda g: len(g.tokens))
         truncate = any(g.truncates for g in generations)
         tokens, log_probs = batch.first_tokens(self._params, rows, drawn, _draw(generations, size), truncate)
@@ -173,46 +193,49 @@ class Scheduler:
         )
         return True
 
-    def _make_room(self, admitted: list[Generation], new_prompts: int) -> SlotBatch:
-        """A batch with slots for `admitted` and rows for their prompts; running requests keep theirs."""
-        kept_prompts = sum(prompt is not None for prompt in self._prompts)
-        needed = self._needed_shape([*self.active, *admitted], kept_prompts + new_prompts)
+    def _make_room(self, admitted: list[Generation]) -> SlotBatch:
+        """A batch with slots and rows for `admitted`; running requests keep theirs."""
+        active = self.active
         old = self._batch
+        slots = min(power_of_two(len(active) + len(admitted), LEAST_SLOTS), self._max_slots)
+        columns = min(self._columns_needed([*active, *admitted]), FIRST_COLUMNS)
+        prompt_columns = rung(max(len(g.prefix) for g in admitted))
+        members = old.shape.members if old else _members(admitted)
+        room = {prefix: len(rows) for prefix, rows in self._room(members).items()}
+        wanted = collections.Counter(g.prefix for g in admitted)
+        new = sum(-(-max(count - room.get(prefix, 0), 0) // members) for prefix, count in wanted.items())
+        rows = power_of_two(new + sum(row is not None for row in self._rows))
+        shape = Shape(slots, columns, rows, prompt_columns, members)
         if old is None:
-            self._batch = SlotBatch(self._programs, needed)
-            self._slots, self._prompts = [None] * needed.slots, [None] * needed.prompts
+            self._batch = SlotBatch(self._programs, shape)
+            self._slots, self._rows = [None] * shape.slots, [None] * shape.rows
             return self._batch
-        shape = Shape(*(max(a, b) for a, b in zip(old.shape, needed)))
+        shape = Shape(*(max(a, b) for a, b in zip(old.shape, shape)))
         return old if shape == old.shape else self._move(old, shape)
-
-    def _needed_shape(self, generations: list[Generation], prompts: int) -> Shape:
-        members = collections.Counter(g.prefix for g in generations)
-        return Shape(
-            slots=min(power_of_two(len(generations), LEAST_SLOTS), self._max_slots),
-            columns=min(self._columns_needed(generations), FIRST_COLUMNS),
-            prompts=power_of_two(prompts),
-            prompt_columns=rung(max(len(g.prefix) for g in generations)),
-            members=power_of_two(max(members.values())),
-        )
 
     @staticmethod
     def _columns_needed(generations: list[Generation]) -> int:
         return power_of_two(max(len(g.sequence) + g.remaining - len(g.prefix) for g in generations), LEAST_COLUMNS)
 
     def _move(self, old: SlotBatch, shape: Shape) -> SlotBatch:
+        """Go on in a batch of another shape. Rows move only when there become fewer, to the used ones."""
         slots = [i for i, slot in enumerate(self._slots) if slot is not None]
-        rows = [i for i, prompt in enumerate(self._prompts) if prompt is not None]
-        if shape.prompts >= len(self._prompts):
-            rows = list(range(len(self._prompts)))  # nothing has to move together
+        if shape.rows < old.shape.rows:
+            self._forget_unused_rows()
+            rows = [i for i, row in enumerate(self._rows) if row is not None]
+            for generation in self.active:
+                generation.row = rows.index(generation.row)
+        else:
+            rows = list(range(old.shape.rows))
         self._batch = old.reshaped(shape, slots, rows)
-        moved, prompts = [self._slots[i] for i in slots], [self._prompts[i] for i in rows]
+        moved, kept = [self._slots[i] for i in slots], [self._rows[i] for i in rows]
         self._slots = moved + [None] * (shape.slots - len(moved))
-        self._prompts = prompts + [None] * (shape.prompts - len(prompts))
+        self._rows = kept + [None] * (shape.rows - len(kept))
         return self._batch
 
-    def _forget_unused_prompts(self, keep: Iterable[Sequence] = ()) -> None:
-        used = {g.prefix for g in self.active} | set(keep)
-        self._prompts = [prompt if prompt in used else None for prompt in self._prompts]
+    def _forget_unused_rows(self) -> None:
+        used = {g.row for g in self.active}
+        self._rows = [prefix if row in used else None for row, prefix in enumerate(self._rows)]
 
     def _fit(self) -> None:
         """Shrink the batch to what still runs; grow the ring where a request would outgrow it."""
@@ -222,11 +245,10 @@ class Scheduler:
         shape = batch.shape
         if len(active) <= shape.slots // 2 and shape.slots > LEAST_SLOTS:
             shape = shape._replace(slots=power_of_two(len(active), LEAST_SLOTS))
-            if shape.prompts * shape.members > SPARE_MEMBERS * shape.slots:
-                self._forget_unused_prompts()
-                used = sum(prompt is not None for prompt in self._prompts)
-                needed = self._needed_shape(active, used)
-                shape = shape._replace(prompts=needed.prompts, members=needed.members)
+            if shape.rows * shape.members > SPARE_MEMBERS * shape.slots:
+                taken = collections.Counter(g.row for g in active)
+                members = power_of_two(max(taken.values()))
+                shape = shape._replace(rows=power_of_two(len(taken)), members=members)
         written = max(len(g.sequence) - len(g.prefix) for g in active)
         if written - 1 + min(self._programs.steps, max(g.remaining for g in active)) > shape.columns:
             shape = shape._replace(columns=min(2 * shape.columns, self._columns_needed(active)))
@@ -253,20 +275,22 @@ class Scheduler:
                     break
 
     def _sharing(self, shape: Shape) -> Sharing:
-        members = np.zeros((shape.prompts, shape.members), np.int32)
+        members = np.zeros((shape.rows, shape.members), np.int32)
         home = np.zeros(shape.slots, np.int32)
-        lengths = np.ones(shape.prompts, np.int32)
-        count = [0] * shape.prompts
-        row_of = {prompt: row for row, prompt in enumerate(self._prompts) if prompt is not None}
-        for prompt, row in row_of.items():
-            lengths[row] = len(prompt)
+        taken = [0] * shape.rows
         for slot, generation in enumerate(self._slots):
             if generation is not None:
-                row = row_of[generation.prefix]
-                members[row, count[row]] = slot
-                home[slot] = row * shape.members + count[row]
-                count[row] += 1
+                row = generation.row
+                members[row, taken[row]] = slot
+                home[slot] = row * shape.members + taken[row]
+                taken[row] += 1
+        lengths = np.array([len(prefix) if prefix else 1 for prefix in self._rows], np.int32)
         return Sharing(members, home, lengths)
+
+
+def _members(generations: list[Generation]) -> int:
+    """How many requests share a row: as many as have a prompt in common on average, so that rows x members is small."""
+    return power_of_two_below(len(generations) // len({g.prefix for g in generations}))
 
 
 def _column(

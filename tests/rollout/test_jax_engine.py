@@ -199,6 +199,7 @@ async def test_shrinking_and_growing_batches_compile_few_programs(folder):
     done = await run(engine, sent)
     assert all(len(done[r.id].token_ids) == r.sampling.max_new_tokens for r in sent)
     compiled = engine.compilations
+    assert engine._programs.decode_program._cache_size() == sum(key[0] == "decode" for key in engine._programs.compiled)
     # One prefill, one draw of first tokens; 64, 32, 16 and 8 slots with a ring of 64, 8 with 128 and 256.
     assert compiled <= 8
     again = await run(engine, sent)
@@ -262,7 +263,7 @@ async def test_new_weights_take_over_in_the_middle_of_a_request(folder, models, 
     stream = engine.generate([*long, *requests(8, max_new_tokens=1)[1:]])
     await anext(stream)
     await engine.load_weights(commit(weight_store, 4, tensors_of(models[1])))
-    completion = await anext(c async for c in stream if c.request_id == "r0")
+    completion = {c.request_id: c async for c in stream}["r0"]
     assert set(completion.versions) == {3, 4}
     assert (np.diff(completion.versions) >= 0).all()
     sequence = torch.tensor([[*PROMPTS[0], *completion.token_ids]])
