@@ -42,7 +42,8 @@ def _forward(hidden, kernel, target, temperature, chunk, with_entropy):
         log_prob = jnp.sum(jnp.where(_is_target(target, logits), logits, 0), axis=-1) - log_sum
         entropy = None
         if with_entropy:
-            entropy = log_sum - jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1)
+            log_probs = logits - log_sum[..., None]
+            entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
         return None, (log_prob, log_sum, entropy)
 
     slots = target.shape[1]

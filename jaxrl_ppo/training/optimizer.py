@@ -72,7 +72,7 @@ def apply_gradients(
     A norm that is not finite changes nothing, the state's step count included. Gradients are float32 trees like
     `params`; the norm is that before clipping.
     """
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     # A NaN gradient times any scale is NaN: it reaches `updates`, and `keep` throws them away.
     scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
     updates, new_state = optimizer.update(jax.tree.map(lambda g: g * scale, grads), state, params)

@@ -63,16 +63,24 @@ def assert_same(result, expected, tolerance=1e-4):
 
 
 @pytest.fixture(scope="module")
-def one_device(tiny_model):
-    return run(tiny_model)[0]
+def one_device(tiny_model, tmp_path_factory):
+    """Results on one device, and the folder with the state it saved at the end."""
+    state = tmp_path_factory.mktemp("one_device") / "state"
+    return run(tiny_model, save=state)[0], state
 
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"replica": 2, "fsdp": 2, "tensor": 2}])
 def test_eight_devices_equal_one(tiny_model, one_device, mesh):
-    assert_same(run(tiny_model, mesh, devices=8)[0], one_device)
+    assert_same(run(tiny_model, mesh, devices=8)[0], one_device[0])
 
 
-def test_two_processes_equal_one(tiny_model, one_device):
-    first, second = run(tiny_model, {"fsdp": 4}, devices=2, processes=2)
+def test_two_processes_equal_one_and_take_up_one_another_s_state(tiny_model, one_device, tmp_path):
+    expected, state = one_device
+    first, second = run(tiny_model, {"fsdp": 4}, devices=2, processes=2, save=tmp_path / "state")
     assert first == second
-    assert_same(first, one_device)
+    assert_same(first, expected)
+    for restored in (
+        *run(tiny_model, {"fsdp": 2, "tensor": 2}, devices=2, processes=2, restore=state, steps=0),
+        *run(tiny_model, {"fsdp": 1}, restore=tmp_path / "state", steps=0),
+    ):
+        assert restored["probe"] == pytest.approx(expected["probe"], rel=1e-4, abs=1e-4)
