@@ -23,7 +23,7 @@ from jaxrl_ppo.weights.manifest import TensorRecord, WeightError, WeightManifest
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "jaxrl_ppo-weights-"
+PREFIX = "jaxrl_ppo-"
 DTYPES = {np.dtype(np.float32): "float32", np.dtype(ml_dtypes.bfloat16): "bfloat16"}
 KEEP = 2  # the version being loaded by replicas, and the one before it, which a slow reader may not have mapped yet
 ABANDONED_AFTER_S = 60  # younger stores may be between their creation and their owner's lock

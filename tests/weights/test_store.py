@@ -274,7 +274,7 @@ def test_root_is_shared_memory_only_when_three_versions_fit(monkeypatch, tmp_pat
     monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=300))
-    assert choose_root("run", 100) == tmp_path / "jaxrl_ppo-weights-run"
+    assert choose_root("run", 100) == tmp_path / "jaxrl_ppo-run"
     assert choose_root("run", 101).parent != tmp_path
 
 
