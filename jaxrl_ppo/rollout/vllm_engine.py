@@ -137,23 +137,33 @@ class VllmEngine:
             if self._closed:
                 self._check_usable()
             await asyncio.to_thread(checks.verify, manifest, self._shapes)
-            what = f"vLLM to load weight version {manifest.version}"
             try:
-                await within(self._llm.pause_generation(mode="keep", clear_cache=True), self._deadline_s, "the pause")
-                self._unusable = f"loading weight version {manifest.version} into it failed"
-                load = self._llm.collective_rpc("jaxrl_load_weights", args=(manifest.folder,))
-                errors = [error for error in await within(load, self._deadline_s, what) if error is not None]
-                if errors:
-                    # Frozen requests would wait for ever.
-                    await within(self._llm.pause_generation(mode="abort"), self._deadline_s, "the abort")
-                    raise WeightError(f"weight version {manifest.version}: vLLM could not load it: {errors[0]}")
-                await self._llm.update_weight_version(str(manifest.version))
-                self._unusable = None
+                await within(
+                    self._llm.pause_generation(mode="keep", clear_cache=True), self._deadline_s, "vLLM's pause"
+                )
+                await self._load(manifest)
             except _engine_dead_error() as error:
                 raise self._died() from error
             finally:
                 if not self._llm.errored:
                     await within(self._llm.resume_generation(), self._deadline_s, "vLLM to resume")
+
+    async def _load(self, manifest: WeightManifest) -> None:
+        """The part of a load that cannot be taken back; the engine is paused."""
+        what = f"vLLM to load weight version {manifest.version}"
+        try:
+            load = self._llm.collective_rpc("jaxrl_load_weights", args=(manifest.folder,))
+            errors = [error for error in await within(load, self._deadline_s, what) if error is not None]
+            if errors:
+                raise WeightError(f"weight version {manifest.version}: vLLM could not load it: {errors[0]}")
+            await self._llm.update_weight_version(str(manifest.version))
+        except BaseException:
+            self._unusable = f"loading weight version {manifest.version} into it failed"
+            if not self._llm.errored:
+                # The frozen requests must not run on a mixture of two versions.
+                await within(self._llm.pause_generation(mode="abort"), self._deadline_s, "vLLM to abort requests")
+            raise
+        self._unusable = None
 
     async def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """See RolloutEngine. Nothing is taken from the prefix cache. Raises RequestError, EngineDead."""

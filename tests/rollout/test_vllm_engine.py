@@ -197,28 +197,39 @@ async def test_running_requests_go_on_with_new_weights_and_say_which_token_is_wh
             np.testing.assert_allclose(done[one.id].log_probs[mine], np.array(expected)[mine], atol=1e-4)
 
 
+async def test_requests_that_come_during_a_load_wait_for_the_new_weights(engine, second, commit):
+    load = asyncio.create_task(engine.load_weights(commit(7, second.tensors())))
+    while not await engine._llm.is_paused():
+        await asyncio.sleep(0)
+    one = request("during", LONG, temperature=0.0)
+    done = (await generate(engine, one))["during"]
+    await load
+    np.testing.assert_array_equal(done.token_ids, second.greedy(LONG, 12))
+    assert set(done.versions) == {7}
+
+
 async def test_a_load_that_fails_halfway_leaves_an_engine_that_refuses_to_serve_until_it_is_repeated(
     engine, second, commit, monkeypatch
 ):
-    manifest = commit(7, second.tensors())
+    manifest = commit(8, second.tensors())
     name = "model.layers.1.mlp.down_proj.weight"
-    bad = commit(8, {**second.tensors(), name: second.tensors()[name][:, :100]})
+    bad = commit(9, {**second.tensors(), name: second.tensors()[name][:, :100]})
     monkeypatch.setattr(checks, "verify", lambda manifest, expected: None)
     running = asyncio.create_task(generate(engine, request("running", new=300)))
     await asyncio.sleep(0)
-    with pytest.raises(WeightError, match="weight version 8: vLLM could not load it: "):
+    with pytest.raises(WeightError, match="weight version 9: vLLM could not load it: "):
         await engine.load_weights(bad)
     for refused in (running, generate(engine, request("r")), engine.score(PROMPT), engine.check_health()):
-        with pytest.raises(EngineDead, match="loading weight version 8 into it failed"):
+        with pytest.raises(EngineDead, match="loading weight version 9 into it failed"):
             await refused
     shutil.rmtree(bad.folder)
-    with pytest.raises(WeightError, match=r"weight version 8: .*manifest\.json"):
+    with pytest.raises(WeightError, match=r"weight version 9: .*manifest\.json"):
         await engine.load_weights(bad)
     await engine.load_weights(manifest)
     one = request("again", LONG, temperature=0.0)
     done = (await generate(engine, one))["again"]
     np.testing.assert_array_equal(done.token_ids, second.greedy(LONG, 12))
-    assert set(done.versions) == {7}
+    assert set(done.versions) == {8}
 
 
 async def test_a_killed_engine_core_is_noticed_and_closing_leaves_no_process(engine, second, commit):
@@ -235,9 +246,9 @@ async def test_a_killed_engine_core_is_noticed_and_closing_leaves_no_process(eng
         with pytest.raises(EngineDead, match="engine core is gone"):
             await refused
     with pytest.raises(EngineDead):
-        await engine.load_weights(commit(9, second.tensors()))
+        await engine.load_weights(commit(10, second.tensors()))
     await engine.close()
     with pytest.raises(EngineDead, match="closed"):
-        await engine.load_weights(commit(9, second.tensors()))
+        await engine.load_weights(commit(10, second.tensors()))
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert alive == []
