@@ -73,15 +73,23 @@ class TrainerWorker:
         """Every optimizer step of one batch."""
         begin = time.perf_counter()
         metrics = self.trainer.update(batch)
-        return metrics | self._mfu(batch, time.perf_counter() - begin)
+        return metrics | self._device_metrics(batch, time.perf_counter() - begin)
 
-    def _mfu(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """`perf/mfu/actor`, where the chip's peak is known. Work that an update saves counts as done."""
+    def _device_metrics(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """`perf/max_memory_allocated_gb` of this process's first device, and `perf/mfu/actor`, where those are known.
+
+        Work that an update saves counts as done.
+        """
         import jax
 
-        chip = find_chip(jax.devices()[0].device_kind)
+        first = jax.local_devices()[0]
+        memory = first.memory_stats() or {}
+        metrics = {}
+        if "peak_bytes_in_use" in memory:
+            metrics["perf/max_memory_allocated_gb"] = memory["peak_bytes_in_use"] / 2**30
+        chip = find_chip(first.device_kind)
         if chip is None:
-            return {}
+            return metrics
         model, actor = self.trainer.model, self.config.actor_rollout_ref.actor
         size = sum(leaf.size for leaf in jax.tree.leaves(self.trainer.params))
         if not model.tie_embeddings:
@@ -92,7 +100,7 @@ class TrainerWorker:
             layers=model.num_layers,
             attention_width=model.num_heads * model.head_dim,
         )
-        return mfu_metrics(
+        return metrics | mfu_metrics(
             {"actor": flops * actor.ppo_epochs},
             {"actor": seconds},
             peak_flops=chip.bf16_flops,
