@@ -57,7 +57,8 @@ class TaskRunner:
         while (event := await self._events.get()) is not None:
             yield event
 
-    def _tell(self, event: tuple[Any, ...]) -> None:
+    def _tell(self, event: tuple[Any, ...] | None) -> None:
+        """Hand an event to the driver, in order, from any thread; None is the last."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -69,7 +70,7 @@ class TaskRunner:
             async with AsyncExitStack() as stack:
                 await self._run(config, stack)
         finally:
-            self._events.put_nowait(None)
+            self._tell(None)
 
     async def _run(self, config: Config, stack: AsyncExitStack) -> None:
         rollout = config.actor_rollout_ref.rollout
