@@ -16,7 +16,6 @@ from jaxrl_ppo.schema.no_effect import CONDITIONAL
 THROUGH_OTHERS = {
     "actor_rollout_ref.actor.clip_ratio": "the tree takes it for clip_ratio_low and clip_ratio_high",
     "actor_rollout_ref.rollout.nnodes": "sizes.rollout_replicas",
-    "actor_rollout_ref.rollout.n_gpus_per_node": "sizes.rollout_replicas",
     "rollout.nnodes": "derive.fill_in copies it",
     "rollout.n_gpus_per_node": "derive.fill_in copies it",
     "trainer.dry_run": "main stops there",
