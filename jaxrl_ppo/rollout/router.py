@@ -323,5 +323,8 @@ def some_of(ids: dict[str, int], limit: int = 4) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: some have an empty text."""
+    """An error's type and text. One that crossed processes has the original as `cause`, and a traceback as text."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        error = cause
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

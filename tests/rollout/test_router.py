@@ -357,6 +357,15 @@ async def test_past_half_of_a_deadline_a_line_names_what_is_awaited(caplog):
         await within(times_out_by_itself(), 5, "the moon")
 
 
+async def test_errors_from_other_processes_are_told_without_their_traceback():
+    wrapped = RuntimeError("Traceback (most recent call last):\n  File ...")
+    wrapped.cause = EngineDead("the core is gone")
+    router = Router([FakeReplica(good=0, then=wrapped)])
+    with pytest.raises(RolloutError) as raised:
+        await collect(router, requests(1))
+    assert str(raised.value) == "no rollout replica is left (replica 0: EngineDead: the core is gone)"
+
+
 def test_dispatcher_is_deterministic_and_balanced():
     def run():
         dispatcher = Dispatcher(3)
