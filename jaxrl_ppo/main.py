@@ -48,6 +48,7 @@ def __getattr__(name: str) -> Any:
 # the user's own in the working directory would come first on the import path.
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
 BAD_CONFIGURATION = 2
+INTERRUPTED = 130  # as shells say it
 
 
 class PackagedConfigs(SearchPathPlugin):
@@ -144,6 +145,9 @@ def run_ppo(config: Config) -> None:
         launch.run_ppo(config)
     except launch.RunFailed as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on after the last checkpoint in {config.trainer.default_local_dir}")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

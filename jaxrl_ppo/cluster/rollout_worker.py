@@ -107,3 +107,7 @@ class StoreWorker:
     def commit(self, version: int) -> WeightManifest:
         """Make `version` the newest."""
         return self.store.commit(version)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.store.close()

@@ -25,7 +25,7 @@ from jaxrl_ppo.cluster.trainer_group import TrainerGroup
 from jaxrl_ppo.data import PromptStream, copy_to_local, create_rl_dataset, create_rl_sampler, hf_processor, hf_tokenizer
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import one_step_off, sync
-from jaxrl_ppo.pipeline.checkpoints import Checkpoints
+from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
 from jaxrl_ppo.rollout.probe import WeightProbe
@@ -78,6 +78,10 @@ class TaskRunner:
         checkpoints = Checkpoints(
             Path(config.trainer.default_local_dir).absolute(), config.trainer.max_actor_ckpt_to_keep or KEPT_BY_DEFAULT
         )
+        try:
+            checkpoints.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"trainer.default_local_dir={checkpoints.root}: cannot be made: {error}") from error
         resumed = checkpoints.to_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
         controller = Checkpoints.load(resumed) if resumed else None
 
@@ -125,7 +129,6 @@ class TaskRunner:
         stack.push_async_callback(rewards.close)
         await rewards.start(dataset.data_sources or ())
 
-        checkpoints.root.mkdir(parents=True, exist_ok=True)
         checkpoints.sweep()
         observer = RunObserver(
             config.trainer,
@@ -150,6 +153,7 @@ class TaskRunner:
             total_steps=total_steps,
             probe=list(dataset[0].token_ids),
         )
+        stack.push_async_callback(trainer.close_stores)
         stack.push_async_callback(rollouts.close)
         if resumed:
             await trainer.restore(resumed / "actor")

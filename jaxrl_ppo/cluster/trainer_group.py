@@ -99,6 +99,11 @@ class TrainerGroup:
         )
         return manifests[0]  # the same on every node, path included
 
+    async def close_stores(self) -> None:
+        """Give back the memory that the rollout nodes' stores hold."""
+        closing = asyncio.gather(*(store.close.remote() for store in self.stores))
+        await within(closing, self.deadlines.weights_s, "the weight stores to close (trainer.deadlines.weights_s)")
+
     async def save(self, folder: Path) -> None:
         await self._all("save", "checkpoint_s", str(folder))
 

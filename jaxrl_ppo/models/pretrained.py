@@ -12,7 +12,15 @@ import numpy as np
 from safetensors.numpy import save_file
 
 # What travels from the folder that the model came from: everything but weights and what the weights decide.
-NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", "config.json")
+NOT_COPIED = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.gguf",
+    "config.json",
+    "prepared.json",
+)
 
 
 def save_pretrained(folder: str | Path, buckets: Iterable[Mapping[str, np.ndarray]], source: str | Path) -> None:
@@ -30,7 +38,9 @@ def save_pretrained(folder: str | Path, buckets: Iterable[Mapping[str, np.ndarra
     total = 0
     dtype = "float32"
     for bucket in buckets:
-        save_file(dict(bucket), temporary / f"part-{len(places)}", metadata={"format": "pt"})
+        part = temporary / f"part-{len(places)}"
+        save_file(dict(bucket), part, metadata={"format": "pt"})
+        part.chmod((source / "config.json").stat().st_mode & 0o777)  # safetensors makes it the owner's alone
         places.append(list(bucket))
         total += sum(array.nbytes for array in bucket.values())
         dtype = next(iter(bucket.values())).dtype.name

@@ -12,9 +12,8 @@ async def fit(run: Run) -> None:
     pending = run.restored_batch() or run.start_generating(run.step + 1)
     for step in run.remaining_steps():
         batch = await pending
-        await run.sync_weights()  # the weights of update step - 1: staged already, the pause is only the load
         if step < run.total_steps:
-            pending = run.start_generating(step + 1)  # overlaps everything below
+            pending = run.start_generating(step + 1)  # with the weights of update step - 1; overlaps everything below
         await run.train(step, batch)
         if run.validates_at(step):
             await pending

@@ -83,7 +83,7 @@ class Run:
         yield from range(self.step + 1, self.total_steps + 1)
 
     def validates_at(self, step: int) -> bool:
-        """Whether a validation follows this step: every `test_freq` steps, and after the last one."""
+        """Whether a validation follows this step: every `test_freq` steps and after the last one, if it is not -1."""
         every = self.config.trainer.test_freq
         return bool(self.validation_prompts) and every > 0 and (step % every == 0 or step == self.total_steps)
 
@@ -124,8 +124,12 @@ class Run:
     # Generation and reward
 
     def start_generating(self, step: int) -> asyncio.Task[Generated]:
-        """Take the next prompts, and generate the batch of `step` from them in the background."""
-        task = asyncio.create_task(self._generate(step, self.prompts.next_batch()), name=f"generate step {step}")
+        """Take the next prompts, and generate the batch of `step` from them in the background.
+
+        The replicas first load the weights that are the newest now, so that the trainer need not wait for it.
+        """
+        generating = self._generate(step, self.prompts.next_batch(), self._staged)
+        task = asyncio.create_task(generating, name=f"generate step {step}")
         self._generating.add(task)
         task.add_done_callback(self._generating.discard)
         return task
@@ -139,7 +143,9 @@ class Run:
         self._restored = None
         return future
 
-    async def _generate(self, step: int, prompts: list[Prompt]) -> Generated:
+    async def _generate(self, step: int, prompts: list[Prompt], weights: WeightManifest | None) -> Generated:
+        if weights is not None:
+            await self._load(weights, step)
         rollout = self.config.actor_rollout_ref.rollout
         sampling = SamplingParams(
             max_new_tokens=rollout.response_length,
@@ -229,8 +235,11 @@ class Run:
     async def sync_weights(self) -> None:
         """Bring every replica to the newest weights; free when it runs them already."""
         manifest = self._staged or await self._stage(self.step)  # nothing staged yet: a fresh start, or a resume
+        await self._load(manifest, self.step + 1)
+
+    async def _load(self, manifest: WeightManifest, step: int) -> None:
         if manifest.version != self._loaded_version:
-            with self._phase("update_weights", self.step + 1, "weight_sync"):
+            with self._phase("update_weights", step, "weight_sync"):
                 await self.rollouts.load_weights(manifest)
             self._loaded_version = manifest.version
 

@@ -111,8 +111,10 @@ def _run(config: Config) -> list[tuple[str, str]]:
     length = f"{trainer.total_epochs} epoch{'s' * (trainer.total_epochs != 1)}"
     if trainer.total_training_steps is not None:
         length = f"{trainer.total_training_steps} steps"
-    first = "before the first step, " if trainer.val_before_train else ""
-    validation = first + (f"every {trainer.test_freq} steps, " if trainer.test_freq > 0 else "") + "after the last"
+    validations = ["before the first step"] if trainer.val_before_train else []
+    if trainer.test_freq > 0:
+        validations += [f"every {trainer.test_freq} steps", "after the last"]
+    validation = ", ".join(validations) or "none"
     save = f"every {trainer.save_freq} steps" if trainer.save_freq > 0 else "none"
     return [
         ("pipeline", trainer.mode),
