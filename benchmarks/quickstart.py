@@ -42,7 +42,7 @@ def run_ours(steps: int, overrides: list[str]) -> dict:
         launched = time.time()
         subprocess.run([*command, *settings], check=True, cwd=HERE.parent)
         rows = {row["step"]: row for row in read_metrics(Path(folder, "run"))}
-        validations = sorted(s for s in read_spans(Path(folder, "run", "timeline.json")) if s.track == "validation")
+        validations = [s for s in read_spans(Path(folder, "run", "timeline.json")) if s.track == "validation"]
     begin = min(span.start for span in validations)
     curve = [
         (span.step, span.end - begin, next(v for k, v in rows[span.step].items() if k.startswith("val-core/")))
