@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +136,23 @@ def load_params(
         sharding = shards.get(path, default)
         sharding = sharding.get_value() if isinstance(sharding, nnx.Variable) else sharding
 
-        read = functools.partial(_read_block, checkpoint, entries[path], spec.shape, dtype)
+        # Devices that hold the same slice share one read.
+        read = _memoised(functools.partial(_read_block, checkpoint, entries[path], spec.shape, dtype))
         flat[path] = jax.make_array_from_callback(spec.shape, sharding, read)
     return to_state(flat, config)
+
+
+def _memoised(read: Callable[[tuple[slice, ...]], np.ndarray]) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
+    parts: dict[str, np.ndarray] = {}
+
+    def memoised(where: tuple[slice, ...] | None) -> np.ndarray:
+        assert where is not None
+        key = str(where)  # slices are not hashable before Python 3.12
+        if key not in parts:
+            parts[key] = read(where)
+        return parts[key]
+
+    return memoised
 
 
 def _read_block(
