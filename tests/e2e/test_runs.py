@@ -46,7 +46,9 @@ def test_jax_engine_in_float32_gives_the_trainers_log_probs(command):
                 "algorithm.rollout_correction.bypass_mode=false")  # fmt: skip
     for step, row in command.metrics().items():
         if step:
-            assert row["training/rollout_probs_diff_max"] < 1e-5
+            assert "training/rollout_probs_diff_max" in row
+            # In log-probs: a random model's probabilities are so small that no difference between them means anything.
+            assert row["rollout_corr/log_ppl_abs_diff"] < 1e-5
 
 
 def test_vllm_replicas_train_too(command):
@@ -59,7 +61,8 @@ def test_vllm_replicas_train_too(command):
     )
     metrics = command.metrics()
     assert [metrics[step]["training/staleness"] for step in (1, 2, 3)] == [0, 1, 1]
-    assert all(metrics[step]["training/rollout_probs_diff_max"] < 1e-3 for step in (1,))
+    assert "training/rollout_probs_diff_max" in metrics[1]
+    assert metrics[1]["rollout_corr/log_ppl_abs_diff"] < 1e-4  # the first batch is not stale
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step_off"])
