@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+# What stands on the decoder: logits of the next token, a value of every token (critic), a score of a sequence (reward
+# model). The last two are one projection to a number; of a sequence's, the one at its last token counts.
+HEADS = ("lm", "value", "sequence")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -38,6 +42,8 @@ class DecoderConfig:
     rope: RopeConfig = RopeConfig()
     activation: str = "silu"
     tie_embeddings: bool = False
+    head: str = "lm"  # one of HEADS
+    head_bias: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -52,6 +58,8 @@ class DecoderConfig:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary embeddings need pairs")
+        if self.head not in HEADS:
+            raise ValueError(f"head {self.head!r} is not known; use one of {', '.join(HEADS)}")
 
     @property
     def query_scale(self) -> float:

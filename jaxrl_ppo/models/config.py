@@ -18,9 +18,10 @@ class ModelFolderError(ValueError):
     """A model folder that cannot be used: missing, malformed or of an unknown architecture."""
 
 
-def load_decoder_config(folder: str | Path) -> DecoderConfig:
+def load_decoder_config(folder: str | Path, head: str = "lm") -> DecoderConfig:
     """Read `config.json` (and `generation_config.json` for end tokens) of a Hugging Face model folder.
 
+    `head` is what is to stand on the decoder (see HEADS), whatever the folder's own head is.
     Raises ModelFolderError naming the file and key when the folder or a file is missing or malformed, or when no
     family here knows its `model_type`.
     """
@@ -33,7 +34,9 @@ def load_decoder_config(folder: str | Path) -> DecoderConfig:
         known = ", ".join(sorted(FAMILIES))
         raise ModelFolderError(f"{folder / 'config.json'}: model_type {model_type!r} is not supported; known: {known}")
     try:
-        config = FAMILIES[model_type].read(raw)
+        family = FAMILIES[model_type]
+        biased = head == "value" and family.token_classifier
+        config = dataclasses.replace(family.read(raw), head=head, head_bias=biased)
     except KeyError as error:
         raise ModelFolderError(f"{folder / 'config.json'}: key {error} is missing") from error
     except (TypeError, ValueError) as error:

@@ -24,8 +24,10 @@ ATTENTION_KERNELS = {"xla": causal_attention}
 
 
 class Decoder(nnx.Module):
-    """A causal language model up to its final norm, with the head's kernel beside it.
+    """A causal decoder up to its final norm, and its head: that of a language model, or one that gives numbers.
 
+    With `config.head` "lm", `head()` is the kernel that makes logits of hidden states; with "value" or "sequence",
+    `values` gives a number for every token.
     `param_dtype` is what parameters are stored in, `dtype` what the forward pass computes in (norms and softmax
     always in float32). `remat` is "none", "full" or "dots". Every nnx.Param carries `logical_axes`, a name per axis.
     """
@@ -57,8 +59,9 @@ class Decoder(nnx.Module):
         self.embed = _modules(tree["embed"])
         self.layers = _modules(tree["layers"])
         self.final_norm = _modules(tree["final_norm"])
-        if not config.tie_embeddings:
-            self.lm_head = _modules(tree["lm_head"])
+        for head in ("lm_head", "score"):
+            if head in tree:
+                setattr(self, head, _modules(tree[head]))
 
     def hidden(
         self,
@@ -95,6 +98,25 @@ class Decoder(nnx.Module):
         if self.config.tie_embeddings:
             return self.embed["embedding"][...].astype(self.dtype).T
         return self.lm_head["kernel"][...].astype(self.dtype)
+
+    def values(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        branch_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """The head's number for every token of packed rows, float32 [R, S]; arguments as of `hidden`.
+
+        A critic's value of the state after that token; of a reward model, the score of the sequence that ends there.
+        """
+        return self.project_values(self.hidden(tokens, positions, segment_ids, branch_ids))
+
+    def project_values(self, hidden: jax.Array) -> jax.Array:
+        """The head's number for hidden states [..., D]: float32 [...], computed in float32."""
+        kernel = self.score["kernel"][...].astype(jnp.float32)
+        values = jnp.einsum("...d,dl->...l", hidden.astype(jnp.float32), kernel)[..., 0]
+        return values + self.score["bias"][0].astype(jnp.float32) if self.config.head_bias else values
 
 
 def _modules(branch: dict[str, Any]) -> nnx.Dict:

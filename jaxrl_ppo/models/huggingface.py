@@ -83,10 +83,15 @@ class Checkpoint:
 def check_coverage(headers: Mapping[str, tuple[tuple[int, ...], str]], config: DecoderConfig) -> list[str]:
     """What is wrong with a set of tensors (name -> shape, dtype) as weights of `config`; empty if nothing is.
 
-    A tied model may carry its head a second time, and buffers that some exporters write are passed over.
+    A tied model may carry its head a second time, and buffers that some exporters write are passed over. A value head
+    may be missing, or its bias: it is then a new one; the head of the language model below it is passed over.
     """
     plan = tensor_plan(config)
-    faults = [f"missing tensor {name}" for name in plan if name not in headers]
+    faults = [
+        f"missing tensor {name}"
+        for name, entry in plan.items()
+        if name not in headers and not (config.head == "value" and entry.parameter.startswith("score."))
+    ]
     faults += [
         f"unknown tensor {name}" for name in sorted(headers) if name not in plan and not _ignorable(name, config)
     ]
@@ -107,7 +112,8 @@ def list_faults(faults: list[str], limit: int = 10) -> str:
 
 
 def _ignorable(name: str, config: DecoderConfig) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+    spare_head = name == "lm_head.weight" and (config.tie_embeddings or config.head != "lm")
+    return spare_head or name.endswith("rotary_emb.inv_freq")
 
 
 def load_params(
@@ -116,11 +122,13 @@ def load_params(
     *,
     shardings: Any = None,
     dtype: Any = jnp.float32,
+    seed: int = 0,
 ) -> nnx.State:
     """Parameters of a Hugging Face folder as the state of a `Decoder`, cast to `dtype`.
 
     `shardings` is a pytree of Sharding like the parameters (nested dict or nnx.State), or None for one default
-    device. Each process reads only the slices that its own devices hold.
+    device. Each process reads only the slices that its own devices hold. A value head that the folder does not have is
+    drawn anew from `seed`, as transformers draws it: normal with deviation 0.02, its bias 0.
 
     Raises ModelFolderError listing every missing, unknown and mis-shaped tensor before any is read.
     """
@@ -136,8 +144,11 @@ def load_params(
         sharding = shards.get(path, default)
         sharding = sharding.get_value() if isinstance(sharding, nnx.Variable) else sharding
 
-        # Devices that hold the same slice share one read.
-        read = _memoised(functools.partial(_read_block, checkpoint, entries[path], spec.shape, dtype))
+        if all(entry.name in checkpoint.names for entry in entries[path].values()):
+            # Devices that hold the same slice share one read.
+            read = _memoised(functools.partial(_read_block, checkpoint, entries[path], spec.shape, dtype))
+        else:
+            read = np.asarray(spec.initializer(jax.random.key(seed), spec.shape, dtype)).__getitem__
         flat[path] = jax.make_array_from_callback(spec.shape, sharding, read)
     return to_state(flat, config)
 

@@ -38,6 +38,7 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "mlp": config.intermediate_size,
+        "labels": 1,
     }
 
     def spec(axes: str, initializer: Initializer = _normal) -> ParameterSpec:
@@ -70,7 +71,11 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
     if config.qk_norm:
         specs["layers.attention.q_norm.scale"] = spec("layers head_dim", _ones)
         specs["layers.attention.k_norm.scale"] = spec("layers head_dim", _ones)
-    if not config.tie_embeddings:
+    if config.head != "lm":
+        specs["score.kernel"] = spec("embed labels")
+        if config.head_bias:
+            specs["score.bias"] = spec("labels", _zeros)
+    elif not config.tie_embeddings:
         specs["lm_head.kernel"] = spec("embed vocab")
     return specs
 

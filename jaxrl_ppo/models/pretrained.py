@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxrl_ppo.models.families import FAMILIES
+
 # What travels from the folder that the model came from: everything but weights and what the weights decide.
 NOT_COPIED = (
     "*.safetensors",
@@ -23,12 +25,15 @@ NOT_COPIED = (
 )
 
 
-def save_pretrained(folder: str | Path, buckets: Iterable[Mapping[str, np.ndarray]], source: str | Path) -> None:
+def save_pretrained(
+    folder: str | Path, buckets: Iterable[Mapping[str, np.ndarray]], source: str | Path, head: str = "lm"
+) -> None:
     """Write checkpoint tensors as a Hugging Face folder, loadable by transformers and vLLM.
 
     `buckets` are (name -> array) mappings in Hugging Face names, each written as one file as it comes: the host holds
     one at most. `source` is the folder the model was read from; its configuration (with the tensors' dtype) and its
-    tokenizer files are taken over. The folder appears whole or not at all: an existing one is replaced at the end.
+    tokenizer files are taken over. With `head` "value" or "sequence" the configuration says that it is a token or
+    sequence classifier of one label. The folder appears whole or not at all: an existing one is replaced at the end.
     """
     folder, source = Path(folder), Path(source)
     temporary = folder.with_name(f".{folder.name}.partial")
@@ -55,6 +60,10 @@ def save_pretrained(folder: str | Path, buckets: Iterable[Mapping[str, np.ndarra
         (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
-    (temporary / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2))
+    config |= {"dtype": dtype}
+    if head != "lm":
+        label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        config |= {"architectures": [FAMILIES[config["model_type"]].classifier(head)], **label}
+    (temporary / "config.json").write_text(json.dumps(config, indent=2))
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)

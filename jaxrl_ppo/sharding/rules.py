@@ -33,6 +33,7 @@ class ShardingRules:
     head_dim: MeshAxes = ()
     mlp: MeshAxes = ("tensor",)
     expert: MeshAxes = ("expert",)
+    labels: MeshAxes = ()
 
     rows: MeshAxes = ("replica", "fsdp", "expert")
     length: MeshAxes = ("sequence",)

@@ -25,11 +25,22 @@ class TensorRule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
-    """A `model_type`: how its configuration reads and how its checkpoint is laid out."""
+    """A `model_type`: how its configuration reads, how its checkpoint is laid out, and what transformers calls it.
+
+    `name` begins the names of its classes with a classification head. Without `token_classifier` transformers has none
+    for tokens, and a value head, then without a bias, is kept as a sequence classifier.
+    """
 
     model_type: str
+    name: str
     read: Callable[[dict[str, Any]], DecoderConfig]
     tensors: tuple[TensorRule, ...]
+    token_classifier: bool = True
+
+    def classifier(self, head: str) -> str:
+        """The class of transformers that opens a folder with the head "value" or "sequence"."""
+        kind = "Token" if head == "value" and self.token_classifier else "Sequence"
+        return f"{self.name}For{kind}Classification"
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
@@ -118,4 +129,6 @@ LLAMA_LIKE: tuple[TensorRule, ...] = (
     _layer("mlp.down_proj.bias", "mlp.down.bias", "embed"),
     TensorRule("model.norm.weight", "final_norm.scale", "embed"),
     TensorRule("lm_head.weight", "lm_head.kernel", "vocab embed"),
+    TensorRule("score.weight", "score.kernel", "labels embed"),
+    TensorRule("score.bias", "score.bias", "labels"),
 )

@@ -13,4 +13,4 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
     return read_common(raw, qkv_bias=bias, out_bias=bias, mlp_bias=raw.get("mlp_bias", False))
 
 
-LLAMA = Family("llama", _read, LLAMA_LIKE)
+LLAMA = Family("llama", "Llama", _read, LLAMA_LIKE)

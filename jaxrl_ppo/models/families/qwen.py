@@ -24,5 +24,5 @@ def _read_qwen3(raw: dict[str, Any]) -> DecoderConfig:
     return read_common(raw, qk_norm=True, qkv_bias=bias, out_bias=bias)
 
 
-QWEN2 = Family("qwen2", _read_qwen2, LLAMA_LIKE)
-QWEN3 = Family("qwen3", _read_qwen3, LLAMA_LIKE)
+QWEN2 = Family("qwen2", "Qwen2", _read_qwen2, LLAMA_LIKE)
+QWEN3 = Family("qwen3", "Qwen3", _read_qwen3, LLAMA_LIKE)
