@@ -1,0 +1,151 @@
+"""One model on a mesh with its optimizer: what the policy's and the critic's trainers have in common."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxrl_ppo.models.huggingface import load_params
+from jaxrl_ppo.models.parameters import flatten, nest
+from jaxrl_ppo.sharding.rules import axis_size
+from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateStore, abstract
+from jaxrl_ppo.training.model_programs import ROWS
+from jaxrl_ppo.training.packing import MicroStep, Packing, PackingLimits
+
+if TYPE_CHECKING:
+    from jaxrl_ppo.models.architecture import DecoderConfig
+    from jaxrl_ppo.schema.config import CheckpointConfig
+    from jaxrl_ppo.training.model_programs import ModelPrograms
+
+DTYPES = {"fp32": jnp.float32, "float32": jnp.float32, "bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
+
+
+class ModelTrainer:
+    """A model's parameters and optimizer state. Every process calls every method alike, with equal inputs.
+
+    `version` counts the optimizer steps done, `updates` the batches that they belong to.
+    """
+
+    def __init__(
+        self, programs: ModelPrograms, checkpoint: CheckpointConfig, *, folder: str | Path, dtype: Any, seed: int
+    ):
+        """Load the model of `folder`, its parameters in `dtype`. Raises ModelFolderError or ShardingError."""
+        self.model, self.mesh, self.rules = programs.model, programs.mesh, programs.rules
+        self.seed = seed
+        self._programs, self._checkpoint = programs, checkpoint
+        self.params = self._load(folder, dtype)
+        self.state = programs.init_state(self.params)
+        self.version = 0
+        self.updates = 0
+        self._store = StateStore(asynchronous=checkpoint.async_save)
+
+    def save(self, folder: str | Path) -> None:
+        """Start saving what checkpoint.save_contents names; returns once the next update cannot touch it.
+
+        `extra` is what the next update's shuffle depends on. `hf_model` is written by `models.pretrained`.
+        """
+        parts = {
+            MODEL: self.params,
+            OPTIMIZER: self.state,
+            EXTRA: {"version": self.version, "updates": self.updates, "seed": self.seed},
+        }
+        wanted = self._checkpoint.save_contents
+        self._store.save(folder, {name: part for name, part in parts.items() if name in wanted})
+
+    def wait_until_saved(self) -> None:
+        """Return when the last save is on disk; raises what went wrong with it."""
+        self._store.wait()
+
+    def restore(self, folder: str | Path) -> None:
+        """Take up the parts of a saved state that checkpoint.load_contents names, on this trainer's mesh.
+
+        Raises StateError when the folder is incomplete or another model's.
+        """
+        parts = {
+            MODEL: abstract(self.params, self._programs.parameter_shardings),
+            OPTIMIZER: abstract(self.state, self._programs.state_shardings),
+            EXTRA: None,
+        }
+        wanted = self._checkpoint.load_contents
+        found = self._store.restore(folder, {name: part for name, part in parts.items() if name in wanted})
+        self.params = found.get(MODEL, self.params)
+        self.state = found.get(OPTIMIZER, self.state)
+        if EXTRA in found:
+            self.version, self.updates = found[EXTRA]["version"], found[EXTRA]["updates"]
+
+    def _accumulate(
+        self, packing: Packing, columns: dict[str, np.ndarray], *scalars: np.float32
+    ) -> tuple[Any, dict[str, jax.Array], list[jax.Array]]:
+        """Gradient of a packed mini-batch, float32 like the parameters; the metrics' sums; each step's slots."""
+        programs, grads, sums, results = self._programs, None, {}, []
+        for step in packing.steps:
+            arrays = self._place(step, columns)
+            if grads is None:
+                grads, sums, result = programs.first_gradient(self.params, arrays, *scalars)
+            else:
+                grads, sums, result = programs.next_gradient(self.params, grads, sums, arrays, *scalars)
+            results.append(result)
+        if grads is None:  # nothing to compute: weight decay and momentum still act
+            grads = programs.no_gradient(self.params)
+        return grads, sums, results
+
+    def _apply(self, grads: Any) -> float:
+        """One optimizer step, unless the gradient's norm is not finite; returns the norm."""
+        self.params, self.state, norm = self._programs.apply(self.params, self.state, grads)
+        self.version += math.isfinite(float(norm))
+        return float(norm)
+
+    def _place(self, step: MicroStep, columns: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """A micro-step's arrays on the devices, each process contributing its own pieces."""
+        rows = {name: getattr(step, name) for name in ROWS}
+        slots = {name: getattr(step, name) for name in ("source", "target", "sequence")}
+        slots |= {name: step.take(column) for name, column in columns.items()}
+        return {
+            name: _to_devices(array, sharding)
+            for arrays, sharding in ((rows, self._programs.row_sharding), (slots, self._programs.slot_sharding))
+            for name, array in arrays.items()
+            if array is not None
+        }
+
+    def _limits(self, sequences: int | None, tokens: int, key: str, prefix_sharing: str) -> PackingLimits:
+        return PackingLimits(
+            groups=axis_size(self.mesh, self.rules.rows),
+            tokens=None if sequences else tokens,
+            tokens_key=key,
+            sequences=sequences,
+            share_prefix=prefix_sharing != "false",
+            attention_cost=_attention_cost(self.model),
+        )
+
+    def _load(self, folder: str | Path, dtype: Any) -> Any:
+        state = load_params(folder, self.model, shardings=self._programs.parameter_shardings, dtype=dtype)
+        return nest({path: leaf.get_value() for path, leaf in flatten(state)})
+
+
+def _to_devices(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def remat_policy(enabled: bool) -> str:
+    """The decoder's `remat` for model.enable_gradient_checkpointing."""
+    if not enabled:
+        return "none"
+    # On CPU memory traffic is dear: keeping the projections' results is faster than keeping all or nothing.
+    return "dots" if jax.default_backend() == "cpu" else "full"
+
+
+def _attention_cost(model: DecoderConfig) -> float:
+    """Cost of one token's attention per token of row length, relative to the matrix products of its layer.
+
+    Half of a row's scores are computed, and masked; they are small products with a softmax between them, so that a
+    floating-point operation there costs about four times one in the large products (measured on CPU).
+    """
+    attention = 2 * 2 * model.num_heads * model.head_dim
+    projections = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    return attention / (projections + 3 * model.hidden_size * model.intermediate_size)
