@@ -12,7 +12,7 @@ from jaxrl_ppo.algorithms.aggregation import token_weights
 
 if TYPE_CHECKING:
     from jaxrl_ppo.algorithms.registry import PolicyLoss
-    from jaxrl_ppo.schema.config import ActorConfig
+    from jaxrl_ppo.schema.config import ActorConfig, CriticConfig
     from jaxrl_ppo.schema.records import Batch
 
 # Losses that are 0, and have no gradient, on a sample whose advantages are all 0.
@@ -36,17 +36,19 @@ class MiniBatch:
     computed_tokens: int
 
 
-def optimizer_steps(batch: Batch, actor: ActorConfig, seed: tuple[int, ...]) -> Iterator[tuple[np.ndarray, int]]:
+def optimizer_steps(
+    batch: Batch, settings: ActorConfig | CriticConfig, seed: tuple[int, ...], *, shuffle: bool
+) -> Iterator[tuple[np.ndarray, int]]:
     """For each optimizer step of a batch: its sample indices and a seed of its own, in order.
 
     Each of `ppo_epochs` passes cuts the batch's prompts into pieces of `ppo_mini_batch_size`, shuffled first if
     `shuffle` is on; the last piece may be smaller. A pure function of its arguments.
     """
     prompts = np.arange(len(batch.prompts))
-    for epoch in range(actor.ppo_epochs):
-        order = np.random.default_rng((*seed, epoch)).permutation(prompts) if actor.shuffle else prompts
-        for start in range(0, len(order), actor.ppo_mini_batch_size):
-            chosen = order[start : start + actor.ppo_mini_batch_size]
+    for epoch in range(settings.ppo_epochs):
+        order = np.random.default_rng((*seed, epoch)).permutation(prompts) if shuffle else prompts
+        for start in range(0, len(order), settings.ppo_mini_batch_size):
+            chosen = order[start : start + settings.ppo_mini_batch_size]
             step_seed = np.random.SeedSequence((*seed, epoch, start)).generate_state(1)[0]
             yield np.flatnonzero(np.isin(batch.group, chosen)), int(step_seed)
 
@@ -88,6 +90,21 @@ def make_mini_batch(
     computed = samples if rejecting or _touches_all(actor, loss) else samples[_has_signal(columns, mask, samples)]
     tokens = np.sum(batch.response_mask > 0, axis=1)
     return MiniBatch(samples, computed, columns, int(tokens[samples].sum()), int(tokens[computed].sum()))
+
+
+def make_value_mini_batch(batch: Batch, samples: np.ndarray, mode: str, loss_scale_factor: float) -> MiniBatch:
+    """Weights and columns of one of the critic's optimizer steps on `samples`; all of them are computed.
+
+    Weights follow `mode` (critic.loss_agg_mode) over what rollout correction has kept, as the policy's do. Raises
+    ValueError when the batch has no values or returns.
+    """
+    mask = batch.response_mask[samples]
+    kept = batch.response_mask if batch.kept_mask is None else batch.kept_mask
+    weights = np.zeros(batch.response_mask.shape, np.float32)
+    weights[samples] = token_weights(mode, kept[samples], loss_scale_factor, response_mask=mask)
+    columns = {name: _needed(batch, name) for name in ("values", "returns")} | {"weights": weights, "mask": kept}
+    tokens = int(np.sum(mask > 0))
+    return MiniBatch(samples, samples, columns, tokens, tokens)
 
 
 def _needed(batch: Batch, name: str) -> np.ndarray:

@@ -124,7 +124,8 @@ class ModelTrainer:
         )
 
     def _load(self, folder: str | Path, dtype: Any) -> Any:
-        state = load_params(folder, self.model, shardings=self._programs.parameter_shardings, dtype=dtype)
+        shardings = self._programs.parameter_shardings
+        state = load_params(folder, self.model, shardings=shardings, dtype=dtype, seed=self.seed)
         return nest({path: leaf.get_value() for path, leaf in flatten(state)})
 
 

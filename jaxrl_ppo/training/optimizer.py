@@ -43,13 +43,13 @@ def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
     return schedule
 
 
-def make_optimizer(config: OptimConfig, total_steps: int, decayed: Tree) -> optax.GradientTransformation:
+def make_optimizer(config: OptimConfig, total_steps: int, decayed: Tree, key: str) -> optax.GradientTransformation:
     """The optax optimizer that `optim.optimizer` names (any case), with the schedule, betas and weight decay.
 
-    `decayed` is a tree of bools like the parameters: which get weight decay. Raises ValueError, naming the key, when
-    optax has no such optimizer or it takes no weight decay and one is set.
+    `decayed` is a tree of bools like the parameters: which get weight decay. `key` is where `config` stands in the
+    configuration. Raises ValueError, naming it, when optax has no such optimizer or it takes no weight decay and one is
+    set.
     """
-    key = "actor_rollout_ref.actor.optim"
     make = getattr(optax, config.optimizer.lower(), None)
     accepted = inspect.signature(make).parameters if inspect.isfunction(make) else {}
     if make is None or "learning_rate" not in accepted:

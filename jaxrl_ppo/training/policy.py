@@ -52,7 +52,9 @@ class PolicyTrainer(ModelTrainer):
         actor = config.actor
         model = load_decoder_config(model_folder)
         self.loss = find_policy_loss(actor.policy_loss.loss_mode)
-        self.optimizer = make_optimizer(actor.optim, total_steps, decayed_parameters(model))
+        self.optimizer = make_optimizer(
+            actor.optim, total_steps, decayed_parameters(model), "actor_rollout_ref.actor.optim"
+        )
         self.learning_rate = learning_rate(actor.optim, total_steps)
         dtype = DTYPES[actor.fsdp_config.dtype]
         self.programs = PolicyPrograms(
@@ -123,8 +125,8 @@ class PolicyTrainer(ModelTrainer):
         In bypass mode nothing else compares trainer and engine, so the update does: each token's log-prob at its first
         use, before the optimizer step that it is part of, with the engine's.
         """
-        compiled = self.compiled.count
-        steps = list(optimizer_steps(batch, self.config.actor, (self.seed, self.updates)))
+        compiled, actor = self.compiled.count, self.config.actor
+        steps = list(optimizer_steps(batch, actor, (self.seed, self.updates), shuffle=actor.shuffle))
         if batch.old_log_probs is None and len(steps) > 1:
             batch.old_log_probs = self.log_probs(batch)
         totals = Totals("actor", WEIGHTED, computed=("ppo_kl",))
@@ -133,7 +135,7 @@ class PolicyTrainer(ModelTrainer):
             mini_batch = make_mini_batch(
                 batch,
                 samples,
-                self.config.actor,
+                actor,
                 self.loss,
                 response_length=self.config.rollout.response_length,
                 seed=seed,

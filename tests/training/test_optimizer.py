@@ -15,6 +15,7 @@ from jaxrl_ppo.schema.config import OptimConfig
 from jaxrl_ppo.training.optimizer import apply_gradients, learning_rate, make_optimizer
 
 SHAPES = {"kernel": (4, 3), "scale": (3,)}
+KEY = "actor_rollout_ref.actor.optim"
 DECAYED = {"kernel": True, "scale": False}
 
 
@@ -25,7 +26,7 @@ def tree(seed, scale=1.0):
 
 def test_adamw_with_decay_and_clipping_equals_torch():
     config = OptimConfig(lr=0.1, weight_decay=0.3, betas=[0.8, 0.95], clip_grad=0.5)
-    optimizer = make_optimizer(config, 10, DECAYED)
+    optimizer = make_optimizer(config, 10, DECAYED, KEY)
     params = jax.tree.map(jnp.asarray, tree(0))
     state = optimizer.init(params)
     theirs = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in tree(0).items()}
@@ -47,7 +48,7 @@ def test_adamw_with_decay_and_clipping_equals_torch():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_norm_that_is_not_finite_changes_nothing(bad):
-    optimizer = make_optimizer(OptimConfig(lr=0.1), 10, DECAYED)
+    optimizer = make_optimizer(OptimConfig(lr=0.1), 10, DECAYED, KEY)
     params = jax.tree.map(jnp.asarray, tree(0))
     params, state, _ = apply_gradients(optimizer, 1.0, params, optimizer.init(params), tree(1))
     grads = tree(2)
@@ -88,9 +89,9 @@ def test_a_decay_ends_at_its_floor_and_own_length_wins():
 
 def test_optimizers_are_found_by_name_in_any_case():
     for name in ("adamw", "AdamW", "LION"):
-        make_optimizer(OptimConfig(optimizer=name), 10, DECAYED)
-    make_optimizer(OptimConfig(optimizer="SGD", weight_decay=0.0), 10, DECAYED)
+        make_optimizer(OptimConfig(optimizer=name), 10, DECAYED, KEY)
+    make_optimizer(OptimConfig(optimizer="SGD", weight_decay=0.0), 10, DECAYED, KEY)
     with pytest.raises(ValueError, match=r"actor\.optim\.optimizer=AdamWW: optax has no optimizer"):
-        make_optimizer(OptimConfig(optimizer="AdamWW"), 10, DECAYED)
+        make_optimizer(OptimConfig(optimizer="AdamWW"), 10, DECAYED, KEY)
     with pytest.raises(ValueError, match=r"SGD has no weight decay: set .*weight_decay=0"):
-        make_optimizer(OptimConfig(optimizer="SGD"), 10, DECAYED)
+        make_optimizer(OptimConfig(optimizer="SGD"), 10, DECAYED, KEY)
