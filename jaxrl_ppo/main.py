@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -48,6 +49,7 @@ def __getattr__(name: str) -> Any:
 # the user's own in the working directory would come first on the import path.
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
 BAD_CONFIGURATION = 2
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 INTERRUPTED = 130  # as shells say it
 
 
@@ -104,10 +106,26 @@ def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
     except OmegaConfBaseException as error:
         key = str(error.full_key or "?")
         raise ConfigError([Fault((key,), f"{key}: {str(error).splitlines()[0]}.")]) from error
-    checked = validate_config(raw, given, model_types=FAMILIES)
+    checked = validate_config(raw, given, model_types=FAMILIES, copies=copied_keys(composed))
     if not joins_cluster(checked.config):
         auto_set_device(checked.config)
     return checked
+
+
+def copied_keys(composed: DictConfig) -> dict[str, str]:
+    """Each key of the composed tree that only stands for another: `data.max_prompt_length` under `rollout`, say."""
+    found: dict[str, str] = {}
+
+    def visit(tree: Any, path: str) -> None:
+        if isinstance(tree, dict):
+            for name, value in tree.items():
+                visit(value, f"{path}.{name}" if path else str(name))
+        elif isinstance(tree, str) and (match := REFERENCE.fullmatch(tree)):
+            sibling = path.rpartition(".")[0] + match[1]
+            found[path] = sibling if match[1].startswith(".") else match[1]
+
+    visit(OmegaConf.to_container(composed, resolve=False), "")
+    return found
 
 
 def joins_cluster(config: Config) -> bool:

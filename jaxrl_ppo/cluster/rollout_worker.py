@@ -23,7 +23,7 @@ class RolloutWorker:
 
     def __init__(self, folder: str, config: Config, index: int):
         cores = config.actor_rollout_ref.rollout.cpu_affinity
-        enter(folder, cores[index] if cores else None)
+        enter(folder, cores[index] if cores else None, config.trainer.compilation_cache_dir)
         self.config, self.index = config, index
         self.engine: RolloutEngine
 

@@ -28,7 +28,7 @@ class TrainerWorker:
     """Process `rank` of the trainer pool. Every call but `address` is made on all processes alike, in one order."""
 
     def __init__(self, folder: str, config: Config, rank: int, processes: int):
-        enter(folder, config.trainer.cpu_affinity)
+        enter(folder, config.trainer.cpu_affinity, config.trainer.compilation_cache_dir)
         self.config, self.rank, self.processes = config, rank, processes
 
     def address(self) -> str:

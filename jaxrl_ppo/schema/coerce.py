@@ -16,6 +16,8 @@ from jaxrl_ppo.schema.faults import Fault, show
 from jaxrl_ppo.schema.keys import KEY, KeyInfo
 
 MISSING = "???"  # what OmegaConf writes for a value that must be given
+# What people call a choice that has another name here.
+OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "amd": "rocm", "ascend": "npu"}
 
 
 class _WrongType(Exception):
@@ -168,7 +170,9 @@ def _out_of_range(value: Any, info: KeyInfo) -> str | None:
         return next((f"a list whose items are each {problem}" for problem in problems if problem), None)
     if info.choices and value not in info.choices and not (info.user_code and ".py:" in str(value)):
         own = ", or your own as path/to/file.py:name" if info.user_code else ""
-        near = difflib.get_close_matches(str(value), [str(choice) for choice in info.choices], n=1)
+        names = [str(choice) for choice in info.choices]
+        meant = OTHER_NAMES.get(str(value))
+        near = [meant] if meant in names else difflib.get_close_matches(str(value), names, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return "one of " + ", ".join(show(choice) for choice in info.choices) + own + hint
     if not isinstance(value, int | float) or (info.or_minus_one and value == -1):

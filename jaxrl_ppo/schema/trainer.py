@@ -56,6 +56,9 @@ class TrainerConfig:
     max_actor_ckpt_to_keep: int | None = key(None, "Checkpoints kept.", ge=1)
     max_critic_ckpt_to_keep: int | None = key(None, "The critic's checkpoints kept.", ge=1)
     max_consecutive_skips: int = key(10, "Optimizer steps in a row that may be skipped as non-finite.", ge=1)
+    compilation_cache_dir: str | None = key(
+        "~/.cache/jaxrl_ppo/compiled", "Folder where compiled programs are kept for the next run; null: nowhere."
+    )
     dry_run: bool = key(False, "Check everything, print the table and stop.")
     deadlines: DeadlinesConfig = section(DeadlinesConfig)
 

@@ -23,12 +23,17 @@ class Checked:
 
 
 def validate_config(
-    raw: Mapping[str, Any], given: Collection[str] = (), *, model_types: Collection[str] | None = None
+    raw: Mapping[str, Any],
+    given: Collection[str] = (),
+    *,
+    model_types: Collection[str] | None = None,
+    copies: Mapping[str, str] | None = None,
 ) -> Checked:
     """Check `raw`, the resolved configuration as plain containers, and the files it names.
 
     `given` are the dotted keys set on the command line, which tell a default from the same value asked for.
     `model_types` are the architectures that can be trained; None leaves that check to the model reader.
+    `copies` says which keys of `raw` took their value from which other key, whose faults are told once.
     Raises ConfigError listing every fault found.
     """
     tree = copy.deepcopy(dict(raw))
@@ -46,6 +51,8 @@ def validate_config(
     at_fault = tuple(key for fault in faults for key in fault.keys)
     found = rules.check(config) + preflight.check(config, model_types)
     faults += [fault for fault in found if not any(_is_within(key, at_fault) for key in fault.keys)]
+    told = {key for fault in faults for key in fault.keys}
+    faults = [fault for fault in faults if not all((copies or {}).get(key) in told for key in fault.keys)]
     if faults:
         raise ConfigError(faults)
     idle += no_effect.without_effect(config, changed)

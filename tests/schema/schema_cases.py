@@ -11,7 +11,7 @@ import hydra
 import pyarrow
 import pyarrow.parquet
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
@@ -50,13 +50,16 @@ def needed(files: Path) -> list[str]:
     ]
 
 
-def compose(overrides: list[str], name: str = "ppo_trainer") -> tuple[dict[str, Any], frozenset[str]]:
-    """What Hydra composes of the tree and `overrides`, resolved, and the keys that those give."""
-    overrides = normalise(overrides, CONFIG_FOLDER)
+def compose_tree(overrides: list[str], name: str = "ppo_trainer") -> DictConfig:
+    """What Hydra composes of the tree and `overrides`."""
     with hydra.initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        composed = hydra.compose(name, overrides)
-    raw: Any = OmegaConf.to_container(composed, resolve=True)
-    return raw, given_keys(overrides)
+        return hydra.compose(name, normalise(overrides, CONFIG_FOLDER))
+
+
+def compose(overrides: list[str], name: str = "ppo_trainer") -> tuple[dict[str, Any], frozenset[str]]:
+    """The same, resolved, and the keys that the overrides give."""
+    raw: Any = OmegaConf.to_container(compose_tree(overrides, name), resolve=True)
+    return raw, given_keys(normalise(overrides, CONFIG_FOLDER))
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from schema_cases import CONFIG_FOLDER, ROOT
+from schema_cases import CONFIG_FOLDER, ROOT, compose_tree
 
+from jaxrl_ppo.main import read_config
+from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
 
 # A verl recipe, argument for argument; {model}, {train} and {val} stand for local paths.
@@ -165,3 +167,18 @@ def test_config_path_of_verls_recipes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_given_keys() -> None:
     assert given_keys(["++a.b=1", "~a.c", "actor@x=y", "a.d=${e.f}"]) == {"a.b", "a.d"}
+
+
+def test_a_bad_value_that_other_keys_copy_is_told_once(needed: list[str]) -> None:
+    for override, fault in (
+        ("data.max_response_length=-5", "data.max_response_length=-5: must be at least 1."),
+        ("actor_rollout_ref.actor.clip_ratio=wide", "actor_rollout_ref.actor.clip_ratio=wide: must be a number."),
+        (
+            "actor_rollout_ref.actor.checkpoint.save_contents=[everything]",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[everything]: must be a list whose items are each one of",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read_config(compose_tree([*needed, override]), [])
+        (only,) = caught.value.faults
+        assert only.message.startswith(fault)

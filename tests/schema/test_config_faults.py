@@ -36,6 +36,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         ),
         (f"{ACTOR}.optim.betas=[0.9]", f"{ACTOR}.optim.betas=[0.9]: must be two numbers."),
         (f"{ACTOR}.mesh.fsdp=0", f"{ACTOR}.mesh.fsdp=0: must be at least 1, or -1."),
+        ("trainer.device=gpu", "cpu (did you mean cuda?)."),
         (f"{ROLLOUT}.top_p=1.1", f"{ROLLOUT}.top_p=1.1: must be more than 0 and at most 1."),
         (f"{ROLLOUT}.top_p=0", f"{ROLLOUT}.top_p=0.0: must be more than 0 and at most 1."),
         (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.name=sglang: must be one of auto, vllm, jax."),
