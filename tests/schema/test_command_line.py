@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from schema_cases import CONFIG_FOLDER, ROOT, compose_tree
 
 from jaxrl_ppo.main import read_config
+from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
 
@@ -182,3 +184,15 @@ def test_a_bad_value_that_other_keys_copy_is_told_once(needed: list[str]) -> Non
             read_config(compose_tree([*needed, override]), [])
         (only,) = caught.value.faults
         assert only.message.startswith(fault)
+
+
+def test_help_names_configurations_and_keys_that_exist() -> None:
+    result = run("--help")
+    assert result.returncode == 0, result.stderr
+    words = set(re.split(r"[\s,=]+", result.stdout))
+    configurations = {path.stem for path in CONFIG_FOLDER.glob("*.yaml")}
+    assert configurations <= words
+    sections = {path.split(".")[0] for path, _, _ in walk()}
+    keys = {word for word in words if word.split(".")[0] in sections and "." in word}
+    assert len(keys) > 10
+    assert keys <= {path for path, _, _ in walk()}
