@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from jaxrl_ppo.pipeline import one_step_off, sync
 from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
+from jaxrl_ppo.rollout.agent_loop import create_agent_loops
 from jaxrl_ppo.rollout.probe import WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
@@ -105,7 +107,11 @@ class TaskRunner:
             custom_chat_template=model.custom_chat_template,
         )
         processor = hf_processor(folder, trust_remote_code=model.trust_remote_code)
-        dataset = await asyncio.to_thread(create_rl_dataset, config.data.train_files, config.data, tokenizer, processor)
+        agents = await asyncio.to_thread(create_agent_loops, rollout, config.data, tokenizer)
+        stack.push_async_callback(agents.close)
+        make_dataset = functools.partial(create_rl_dataset, tools=agents.tools.schemas if agents.tools else ())
+        dataset = await asyncio.to_thread(make_dataset, config.data.train_files, config.data, tokenizer, processor)
+        agents.check(sorted(dataset.agent_names or ()))
         prompts = PromptStream(
             dataset,
             create_rl_sampler(config.data, dataset),
@@ -116,7 +122,7 @@ class TaskRunner:
         validation: list[Prompt] = []
         if config.data.val_files:
             validating = await asyncio.to_thread(
-                create_rl_dataset, config.data.val_files, config.data, tokenizer, processor, is_train=False
+                make_dataset, config.data.val_files, config.data, tokenizer, processor, is_train=False
             )
             validation = [validating[i] for i in range(len(validating))]
         total_steps = config.trainer.total_training_steps or prompts.steps_per_epoch * config.trainer.total_epochs
@@ -163,6 +169,7 @@ class TaskRunner:
             rollouts=rollouts,
             rewards=rewards,
             prompts=prompts,
+            agents=agents,
             validation_prompts=validation,
             total_steps=total_steps,
             devices=sum(pool.processes * pool.devices for pool in pools.pools.values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,17 +34,20 @@ def create_rl_dataset(
     processor: ProcessorMixin | None = None,
     *,
     is_train: bool = True,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> RLDataset:
     """The training (or validation) data set in `files`: parquet, json or jsonl, paths or URLs, verl's row form.
 
     `data.custom_cls` puts a user's class in the files' place: it is made with keyword arguments `data_files`,
     `tokenizer`, `processor`, `config`, and has `__len__` and `__getitem__(i)`, a row in the same form.
 
+    `tools` are the JSON schemas of functions that the prompts tell the model of.
+
     Raises DataError, before any training, for what can be known now: a file that is missing, damaged or without the
     configured columns, no rows left, and (up to 50,000 rows, or with filter_overlong_prompts any number) every row
     that cannot be used. UserCodeError for a user's class.
     """
-    builder = PromptBuilder(tokenizer, data_config)
+    builder = PromptBuilder(tokenizer, data_config, tools)
     key = "data.train_files" if is_train else "data.val_files"
     rows: Rows
     if data_config.custom_cls.path or data_config.custom_cls.name:
@@ -67,7 +70,7 @@ def create_rl_dataset(
         chosen = _apply_length_limit(chosen, found, rows, data_config, key)
     else:
         log.info("%s: %d rows, read when their turn comes", key, len(chosen))
-    return RLDataset(rows, chosen, builder, found.sources if found else None)
+    return RLDataset(rows, chosen, builder, found)
 
 
 def seed_of(data_config: DataConfig) -> int:
@@ -78,12 +81,13 @@ def seed_of(data_config: DataConfig) -> int:
 class RLDataset:
     """Usable rows by number, 0 .. len - 1, each a Prompt when asked for. May be read from several threads."""
 
-    def __init__(self, rows: Rows, chosen: np.ndarray, builder: PromptBuilder, sources: frozenset[str] | None):
-        """`chosen` are the usable rows, sorted; `sources` the data sources among them where known."""
+    def __init__(self, rows: Rows, chosen: np.ndarray, builder: PromptBuilder, found: Survey | None):
+        """`chosen` are the usable rows, sorted; `found` is what looking through them has found, where that was done."""
         self._rows = rows
         self._chosen = chosen
         self._builder = builder
-        self.data_sources = sources
+        self.data_sources = found.sources if found else None
+        self.agent_names = found.agents if found else None
         # Blocks of neighbours that are read from disk together, and how many of them fit into memory at a time.
         edges = np.concatenate([[0], np.cumsum(rows.block_sizes)])
         self.block_sizes = np.diff(np.searchsorted(chosen, edges))

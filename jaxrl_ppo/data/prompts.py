@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_ppo.data.rows import DataError, Row
+from jaxrl_ppo.schema.hermes import knows_tools, tools_prompt
 from jaxrl_ppo.schema.records import Prompt
 
 if TYPE_CHECKING:
@@ -14,15 +15,20 @@ if TYPE_CHECKING:
 
     from jaxrl_ppo.schema.config import DataConfig
 
-OPTIONAL_COLUMNS = ("reward_model", "extra_info")
+OPTIONAL_COLUMNS = ("reward_model", "extra_info", "agent_name")
+WITHOUT_TOOLS = "single_turn_agent"  # the agent loop whose prompts show no tools
 
 
 class PromptBuilder:
     """Makes prompts of rows. May be used from several threads."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, tools: Sequence[Mapping[str, Any]] = ()):
+        """`tools` are the JSON schemas of the functions that the model is told of."""
         self.tokenizer = tokenizer
         self.config = config
+        self.tools = tools
+        self._tools_by_template = bool(tools) and knows_tools(tokenizer, tools)
+        self._system = config.system_prompt
         self.max_length = config.max_prompt_length
         self.truncation = config.truncation
         self.prompt_key = config.prompt_key
@@ -40,8 +46,9 @@ class PromptBuilder:
         """The prompt of `row`, which `where` names in messages. Raises DataError for a row that cannot be used."""
         messages = self.messages(row, where)
         source, ground_truth, extra_info = self.task(row, where)
-        token_ids = self.fit(self.encode([self.render(messages, where)])[0], where)
-        return Prompt(ordinal, tuple(token_ids), messages, source, ground_truth, extra_info)
+        agent = self.agent(row, where)
+        token_ids = self.fit(self.encode([self.render(messages, where, agent)])[0], where)
+        return Prompt(ordinal, tuple(token_ids), messages, source, ground_truth, extra_info, agent)
 
     def messages(self, row: Row, where: str) -> list[dict[str, Any]]:
         """The row's chat messages, checked."""
@@ -64,18 +71,39 @@ class PromptBuilder:
             raise DataError(f"{where}: the prompt is empty: none of its messages has any content")
         return messages
 
-    def render(self, messages: list[dict[str, Any]], where: str) -> str:
-        """The messages as text, in the model's chat format."""
+    def agent(self, row: Row, where: str) -> str | None:
+        """The agent loop that the row names, if it does."""
+        name = row.get("agent_name")
+        if name is not None and not isinstance(name, str):
+            raise DataError(f"{where}: column 'agent_name' must be text, not {_shown(name)}")
+        return name
+
+    def render(self, messages: list[dict[str, Any]], where: str, agent: str | None = None) -> str:
+        """The messages as text, in the model's chat format, with data.system_prompt and the tools that `agent` has."""
         from jinja2 import TemplateError
 
+        arguments = dict(self.template_arguments)
+        tools = self.tools if agent != WITHOUT_TOOLS else ()
+        if tools and self._tools_by_template:
+            arguments["tools"] = list(tools)
+        messages = self._with_system(messages, tools_prompt(tools) if tools and not self._tools_by_template else None)
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_arguments)
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise DataError(
                 f"{where}: the chat template refuses the prompt: {type(error).__name__}: {error}"
             ) from error
         assert isinstance(text, str)
         return text
+
+    def _with_system(self, messages: list[dict[str, Any]], tools: str | None) -> list[dict[str, Any]]:
+        """The messages under their system message, or data.system_prompt; `tools` is put at its end."""
+        own = messages[0] if messages[0]["role"] == "system" else None
+        system = str(own["content"]) if own else self._system
+        if system is None and tools is None:
+            return messages
+        content = "\n\n".join(part for part in (system, tools) if part)
+        return [{"role": "system", "content": content}, *(messages[1:] if own else messages)]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of rendered prompts; the template has put every special token in already."""

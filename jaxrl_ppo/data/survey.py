@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class Survey:
 
     lengths: np.ndarray  # int32, prompt tokens before truncation
     sources: frozenset[str]  # data sources
+    agents: frozenset[str]  # agent loops that rows name
 
 
 def survey(rows: Rows, indices: np.ndarray, builder: PromptBuilder, workers: int = 1) -> Survey:
@@ -44,15 +46,18 @@ def survey(rows: Rows, indices: np.ndarray, builder: PromptBuilder, workers: int
     file = cache_folder() / "surveys" / f"{_key(rows, indices, builder)}.npz"
     if file.is_file():
         with np.load(file) as saved:
-            return Survey(saved["lengths"], frozenset(saved["sources"].tolist()))
+            return Survey(*(saved["lengths"], *(frozenset(saved[name].tolist()) for name in ("sources", "agents"))))
     if workers > 1 and len(indices) > BATCH:
         parts = np.array_split(indices, min(workers * 4, -(-len(indices) // BATCH)))
+        builder_arguments = (builder.tokenizer, builder.config, builder.tools)
         context = multiprocessing.get_context("spawn")  # a forked child would inherit this process's locks as they are
         with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-            calls = [pool.submit(_survey_part, rows.opened, p, builder.tokenizer, builder.config) for p in parts]
+            calls = [pool.submit(_survey_part, rows.opened, p, *builder_arguments) for p in parts]
             results = [call.result() for call in calls]
         result = Survey(
-            np.concatenate([part.lengths for part in results]), frozenset().union(*(part.sources for part in results))
+            np.concatenate([part.lengths for part in results]),
+            frozenset().union(*(part.sources for part in results)),
+            frozenset().union(*(part.agents for part in results)),
         )
     else:
         result = _survey(rows, indices, builder)
@@ -61,22 +66,28 @@ def survey(rows: Rows, indices: np.ndarray, builder: PromptBuilder, workers: int
 
 
 def _survey_part(
-    opened: tuple[Any, ...], indices: np.ndarray, tokenizer: PreTrainedTokenizerBase, config: DataConfig
+    opened: tuple[Any, ...],
+    indices: np.ndarray,
+    tokenizer: PreTrainedTokenizerBase,
+    config: DataConfig,
+    tools: Sequence[Mapping[str, Any]],
 ) -> Survey:
-    return _survey(FileRows(*opened), indices, PromptBuilder(tokenizer, config))
+    return _survey(FileRows(*opened), indices, PromptBuilder(tokenizer, config, tools))
 
 
 def _survey(rows: Rows, indices: np.ndarray, builder: PromptBuilder) -> Survey:
     lengths = np.empty(len(indices), np.int32)
-    sources = set()
+    sources, agents = set(), set()
     for start in range(0, len(indices), BATCH):
         texts = []
         for index in indices[start : start + BATCH].tolist():
             row, where = rows.row(index), rows.where(index)
             sources.add(builder.task(row, where)[0])
-            texts.append(builder.render(builder.messages(row, where), where))
+            agent = builder.agent(row, where)
+            agents.add(agent)
+            texts.append(builder.render(builder.messages(row, where), where, agent))
         lengths[start : start + len(texts)] = [len(ids) for ids in builder.encode(texts)]
-    return Survey(lengths, frozenset(sources))
+    return Survey(lengths, frozenset(sources), frozenset(agent for agent in agents if agent is not None))
 
 
 def _key(rows: FileRows, indices: np.ndarray, builder: PromptBuilder) -> str:
@@ -87,7 +98,8 @@ def _key(rows: FileRows, indices: np.ndarray, builder: PromptBuilder) -> str:
     tokenizer = builder.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    arguments = [builder.columns, builder.template_arguments, tokenizer.chat_template, vocabulary]
+    texts = [builder.config.system_prompt, list(builder.tools), tokenizer.chat_template]
+    arguments = [builder.columns, builder.template_arguments, *texts, vocabulary]
     digest.update(json.dumps([rows.fingerprint(), times, arguments], default=repr).encode())
     return digest.hexdigest()[:32]
 
@@ -95,5 +107,6 @@ def _key(rows: FileRows, indices: np.ndarray, builder: PromptBuilder) -> str:
 def _save(file: Path, result: Survey) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".partial-{uuid.uuid4().hex}.npz")
-    np.savez(partial, lengths=result.lengths, sources=np.array(sorted(result.sources)))
+    sources, agents = (np.array(sorted(names), np.str_) for names in (result.sources, result.agents))
+    np.savez(partial, lengths=result.lengths, sources=sources, agents=agents)
     os.replace(partial, file)

@@ -33,16 +33,17 @@ def make_requests(
 
 
 def make_sample(completion: Completion) -> Sample:
-    """The sample that a completed request stands for; every generated token is the policy's own."""
+    """The sample that a completed request stands for; without a mask, every token is the policy's own."""
     ordinal, index = completion.request_id.split(".")
     return Sample(
         ordinal=int(ordinal),
         index=int(index),
         response_ids=completion.token_ids,
-        mask=np.ones(len(completion.token_ids), np.float32),
+        mask=np.ones(len(completion.token_ids), np.float32) if completion.mask is None else completion.mask,
         log_probs=completion.log_probs,
         versions=completion.versions,
         finish_reason=completion.finish_reason,
+        turns=completion.turns,
     )
 
 

@@ -63,11 +63,11 @@ class Rewards(Protocol):
     """The reward function behind its worker processes."""
 
     async def score(self, prompt: Prompt, sample: Sample) -> None:
-        """Fill the sample's `text`, `reward` and `reward_parts`."""
+        """Fill the sample's `text`, `reward`, `reward_parts` and `reward_labels`."""
         ...
 
-    def batch_report(self) -> dict[str, float]:
-        """Metrics of the calls since the last report. Raises when too many of them failed."""
+    def batch_report(self, when: str) -> dict[str, float]:
+        """Metrics of the calls since the last report; `when` names the batch. Raises when too many of them failed."""
         ...
 
 

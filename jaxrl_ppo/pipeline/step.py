@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,9 @@ from jaxrl_ppo.observability.metrics import batch_metrics, time_metrics
 from jaxrl_ppo.pipeline.batching import TRAINING, VALIDATION, make_batch, make_requests, make_sample, ordered
 from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 from jaxrl_ppo.pipeline.estimation import Estimation
-from jaxrl_ppo.pipeline.measures import validation_scores
+from jaxrl_ppo.pipeline.measures import turn_metrics, validation_scores
 from jaxrl_ppo.pipeline.protocols import Observer, Prompts, Rewards, Rollouts, Trainer
+from jaxrl_ppo.rollout.agent_loop import AgentLoops
 from jaxrl_ppo.rollout.engine import Request, SamplingParams
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.records import Batch, Prompt, Sample
@@ -49,6 +51,7 @@ class Run:
         rollouts: Rollouts,
         rewards: Rewards,
         prompts: Prompts,
+        agents: AgentLoops,
         validation_prompts: Sequence[Prompt],
         total_steps: int,
         devices: int,
@@ -58,6 +61,7 @@ class Run:
         """`devices` counts the accelerators of all pools. Raises UserCodeError for a user's broken estimator."""
         self.config = config
         self.trainer, self.rollouts, self.rewards, self.prompts = trainer, rollouts, rewards, prompts
+        self.agents = agents
         self.validation_prompts = validation_prompts
         self.total_steps, self.devices = total_steps, devices
         self.checkpoints, self.observer = checkpoints, observer
@@ -156,7 +160,8 @@ class Run:
         )
         requests = make_requests(prompts, rollout.n, sampling, seed=rollout.seed, purpose=TRAINING)
         samples = ordered(prompts, await self._sample(step, prompts, requests))
-        return Generated(make_batch(prompts, samples, rollout.response_length), samples, self.rewards.batch_report())
+        metrics = self.rewards.batch_report(f"step {step}") | turn_metrics(samples)
+        return Generated(make_batch(prompts, samples, rollout.response_length), samples, metrics)
 
     async def _sample(self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request]) -> list[Sample]:
         """Generate, and score each sample as soon as it is there."""
@@ -165,7 +170,9 @@ class Run:
         async with asyncio.TaskGroup() as group:
             scoring: list[asyncio.Task[None]] = []
             with self._phase("gen", step, "generation"):
-                async for completion in self.rollouts.generate(requests):
+                asked = [by_ordinal[int(request.id.partition(".")[0])] for request in requests]
+                outside = functools.partial(self.observer.span, "tools", track="tools", step=step)
+                async for completion in self.agents.generate(self.rollouts, requests, asked, outside):
                     sample = make_sample(completion)
                     samples.append(sample)
                     scoring.append(group.create_task(self.rewards.score(by_ordinal[sample.ordinal], sample)))
@@ -267,7 +274,9 @@ class Run:
             samples = ordered(prompts, await self._sample(VALIDATION_STEP, prompts, requests))
         by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
         asked = [by_ordinal[sample.ordinal] for sample in samples]
-        metrics = validation_scores(asked, samples) | self.rewards.batch_report()
+        rewards = self.rewards.batch_report(f"validation at step {step}")
+        metrics = validation_scores(asked, samples) | turn_metrics(samples, "val-aux/")
+        metrics |= {f"val-aux/{name}": value for name, value in rewards.items()}
         self.observer.validation(step, asked, samples, metrics)
         if step > self.step:
             self._metrics[step] |= metrics

@@ -5,21 +5,27 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from jaxrl_ppo.rewards.code import CodeRunner
+from jaxrl_ppo.rewards.functions import FUNCTIONS_KEY, FunctionSpec
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
 from jaxrl_ppo.rewards.pool import RewardPool
 from jaxrl_ppo.rewards.results import Failure, Result, RewardError
 from jaxrl_ppo.rewards.scorers import find_scorer, unknown_source
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedTokenizerBase
 
     from jaxrl_ppo.schema.config import Config, RewardConfig
     from jaxrl_ppo.schema.records import Prompt, Sample
 
 log = logging.getLogger(__name__)
+
+# How much of a batch's failures a warning shows.
+MESSAGES_SHOWN, TEXT_SHOWN, LINES_SHOWN = 5, 300, 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,32 +58,44 @@ class RewardManager:
     async def start(self, data_sources: Iterable[str] = ()) -> None:
         """Load the reward function in a process. Raises RewardError when it cannot be loaded, with file and line,
         or when there is none for one of `data_sources`."""
-        if self._method.function_path is None and self._method.manager_path is None:
+        functions = list(self._method.functions.values()) or [self._method.function]
+        if self._method.manager_path is None and any(function.path is None for function in functions):
             for source in sorted(data_sources):
                 if find_scorer(source) is None:
                     raise RewardError(unknown_source(source))
         await self._pool.start()
 
     async def score(self, prompt: Prompt, sample: Sample) -> None:
-        """Fill the sample's `text`, `reward` (float32) and `reward_parts`. A call that fails gives reward 0.
+        """Fill the sample's `text`, `reward` (float32), `reward_parts` and `reward_labels`.
 
-        Raises RewardError when no reward process can be had.
+        Of an agent loop's response the function's `extra_info` also tells `num_turns` and `turns`, a list of {role,
+        text}. A call that fails gives reward 0, and a label `failure`. Raises RewardError when no reward process can
+        be had.
         """
-        sample.text = self._tokenizer.decode(sample.response_ids, skip_special_tokens=True)
-        call = Call(prompt.data_source, sample.text, prompt.ground_truth, prompt.extra_info, len(sample.response_ids))
+        sample.text = self._decode(sample.response_ids)
+        extra_info = prompt.extra_info
+        if sample.turns:
+            texts = [{"role": t.role, "text": self._decode(sample.response_ids[t.start : t.end])} for t in sample.turns]
+            extra_info = extra_info | {"num_turns": len(sample.turns), "turns": texts}
+        call = Call(prompt.data_source, sample.text, prompt.ground_truth, extra_info, len(sample.response_ids))
         result = await self._pool.score(call)
-        sample.reward, sample.reward_parts = result.reward, dict(result.parts)
+        sample.reward = result.reward
+        sample.reward_parts, sample.reward_labels = dict(result.parts), dict(result.labels)
         self._results.append(result)
         if result.failure:
+            sample.reward_labels["failure"] = f"{result.failure.kind}: {result.failure.message}"
             self._failed.append(
                 FailedSample(sample.ordinal, sample.index, prompt.data_source, sample.text, result.failure)
             )
 
-    def batch_report(self) -> dict[str, float]:
+    def _decode(self, token_ids: np.ndarray) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def batch_report(self, when: str) -> dict[str, float]:
         """Metrics of the calls since the last report: failures in all and by kind, the mean of every further number.
 
-        Raises RewardError, with the commonest failure and one example, when more than reward.max_failure_rate of the
-        calls failed.
+        `when` names the batch in messages. Raises RewardError, with every kind of failure and an example of each, when
+        more than reward.max_failure_rate of the calls failed.
         """
         results, failures = self._results, self._failed
         self._results, self._failed, self.last_failures = [], [], failures
@@ -88,7 +106,7 @@ class RewardManager:
             values = [result.parts[name] for result in results if name in result.parts]
             metrics[f"reward/{name}/mean"] = sum(values) / len(values)
         if failures:
-            summary = _summary(failures, len(results))
+            summary = _summary(failures, len(results), when)
             if len(failures) > self._max_failure_rate * len(results):
                 raise RewardError(
                     f"{summary}\nThat is more than reward.max_failure_rate={self._max_failure_rate:g} of the batch"
@@ -109,9 +127,14 @@ def method_of(config: RewardConfig, max_response_length: int) -> MethodSpec:
     if user_manager and not (manager.module.path and manager.module.name):
         raise RewardError("reward.reward_manager.source=importlib needs reward.reward_manager.module.path and .name")
     return MethodSpec(
-        function_path=function.path,
-        function_name=function.name,
-        function_arguments=dict(function.reward_kwargs),
+        function=FunctionSpec(function.path, function.name, dict(function.reward_kwargs)),
+        functions={part: _function_spec(part, entry) for part, entry in config.functions.items()},
+        runner=CodeRunner(
+            config.sandbox_fusion.url,
+            config.run_code_locally,
+            max(1, config.sandbox_fusion.max_concurrent // config.num_workers),
+            config.sandbox_fusion.memory_limit_mb,
+        ),
         manager="user" if user_manager else manager.name,
         manager_path=manager.module.path if user_manager else None,
         manager_name=manager.module.name if user_manager else None,
@@ -122,15 +145,27 @@ def method_of(config: RewardConfig, max_response_length: int) -> MethodSpec:
     )
 
 
-def _summary(failures: list[FailedSample], calls: int) -> str:
-    """The commonest failure in words, with the sample it happened to."""
-    by_message = collections.Counter((sample.failure.kind, sample.failure.message) for sample in failures)
-    (kind, message), count = by_message.most_common(1)[0]
-    example = next(s for s in failures if (s.failure.kind, s.failure.message) == (kind, message))
-    text = example.text if len(example.text) <= 500 else example.text[:500] + "…"
-    lines = [
-        f"{len(failures)} of {calls} rewards failed; the commonest failure ({count}), {kind}: {message}",
-        f"for example prompt {example.ordinal}, sample {example.index}, data_source {example.data_source!r}: {text!r}",
-        example.failure.traceback.rstrip(),
-    ]
-    return "\n".join(line for line in lines if line)
+def _function_spec(part: str, entry: Mapping[str, Any]) -> FunctionSpec:
+    """One entry of reward.functions."""
+    name, arguments = entry.get("name") or "compute_score", dict(entry.get("reward_kwargs") or {})
+    return FunctionSpec(entry.get("path"), name, arguments, float(entry.get("weight", 1)), f"{FUNCTIONS_KEY}.{part}")
+
+
+def _summary(failures: list[FailedSample], calls: int, when: str) -> str:
+    """Every kind of failure in words, and the commonest messages, each with a sample it happened to."""
+    kinds = collections.Counter(sample.failure.kind for sample in failures)
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    lines = [f"{when}: {len(failures)} of {calls} rewards failed: {counted}"]
+    messages = collections.Counter((sample.failure.kind, sample.failure.message) for sample in failures)
+    for (kind, message), count in messages.most_common(MESSAGES_SHOWN):
+        example = next(s for s in failures if (s.failure.kind, s.failure.message) == (kind, message))
+        text = example.text if len(example.text) <= TEXT_SHOWN else example.text[:TEXT_SHOWN] + "…"
+        lines.append(f"  {count} x {kind}: {message}")
+        lines.append(
+            f"    for example prompt {example.ordinal}, sample {example.index}, data_source {example.data_source!r}: "
+            f"{text!r}"
+        )
+        lines += [f"    {line}" for line in example.failure.traceback.rstrip().splitlines()[-LINES_SHOWN:]]
+    if len(messages) > MESSAGES_SHOWN:
+        lines.append(f"  and {len(messages) - MESSAGES_SHOWN} other messages")
+    return "\n".join(lines)

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from jaxrl_ppo.rewards import math_answers  # noqa: F401 - registers its scorers
+from jaxrl_ppo.rewards.code import CodeRunner
+from jaxrl_ppo.rewards.functions import (
+    ARGUMENTS,
+    BATCH_ARGUMENTS,
+    FUNCTION_KEY,
+    FunctionSpec,
+    check_signature,
+    load_function,
+    load_weighted,
+)
 from jaxrl_ppo.rewards.results import Result, WrongResult, interpret
-from jaxrl_ppo.rewards.scorers import score_by_source
 from jaxrl_ppo.schema.user_code import UserCodeError, load_name
 
-FUNCTION_KEY = "reward.custom_reward_function"
 MANAGER_KEY = "reward.reward_manager"
-
-# What a reward function is called with, by keyword; the batch manager's gets lists.
-ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
-BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodSpec:
-    """How rewards are computed; plain data that a worker process gets."""
+    """How rewards are computed; plain data that a worker process gets. With `functions`, `function` is not used."""
 
-    function_path: str | None = None
-    function_name: str = "compute_score"
-    function_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    function: FunctionSpec = dataclasses.field(default_factory=FunctionSpec)
+    functions: dict[str, FunctionSpec] = dataclasses.field(default_factory=dict)  # by the name of the part
+    runner: CodeRunner = dataclasses.field(default_factory=CodeRunner)
     manager: str = "naive"
     manager_path: str | None = None
     manager_name: str | None = None
@@ -60,14 +61,17 @@ class Method:
         """Load the user's code. Raises UserCodeError when it is missing, broken or of the wrong signature."""
         self._spec = spec
         arguments = BATCH_ARGUMENTS if spec.manager == "batch" else ARGUMENTS
-        function, is_coroutine = _load_function(spec, arguments)
+        if spec.functions:
+            function, is_coroutine = load_weighted(spec.functions, arguments, spec.runner)
+        else:
+            function, is_coroutine = load_function(spec.function, arguments, spec.runner)
         self._score: Callable[..., Any]
         if spec.manager_path:
             make = load_name(spec.manager_path, spec.manager_name or "", MANAGER_KEY)
             manager = make(compute_score=function)
             if not callable(getattr(manager, "score", None)):
                 raise UserCodeError(f"{MANAGER_KEY}: {spec.manager_name} in {spec.manager_path} needs a method score")
-            _check_signature(manager.score, [*ARGUMENTS, "response_length"], {}, spec.manager_path, MANAGER_KEY)
+            check_signature(manager.score, [*ARGUMENTS, "response_length"], {}, spec.manager_path, MANAGER_KEY)
             self._score = manager.score
             is_coroutine = inspect.iscoroutinefunction(manager.score)
         else:
@@ -111,35 +115,3 @@ class Method:
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 up to limit - buffer, then down to -factor."""
     return min(-(length - (limit - buffer)) / buffer * factor, 0.0)
-
-
-def _load_function(spec: MethodSpec, names: Sequence[str]) -> tuple[Callable[..., Any], bool]:
-    """The reward function with its configured arguments, and whether it is a coroutine function.
-
-    `names` are the arguments that it will be called with.
-    """
-    if spec.function_path is None:
-        function = _score_each_by_source if spec.manager == "batch" else score_by_source
-    else:
-        function = load_name(spec.function_path, spec.function_name, FUNCTION_KEY)
-        _check_signature(function, names, spec.function_arguments, spec.function_path, FUNCTION_KEY)
-    return functools.partial(function, **spec.function_arguments), inspect.iscoroutinefunction(function)
-
-
-def _score_each_by_source(**columns: Any) -> list[Any]:
-    rows = zip(*(columns.pop(name) for name in BATCH_ARGUMENTS))
-    return [score_by_source(*row, **columns) for row in rows]
-
-
-def _check_signature(function: Any, names: Sequence[str], arguments: dict[str, Any], path: str, key: str) -> None:
-    if not callable(function):
-        raise UserCodeError(f"{key}: {path} defines it as a {type(function).__name__}, not a function")
-    try:
-        signature = inspect.signature(function)
-        signature.bind(**dict.fromkeys(names), **arguments)
-    except TypeError as error:
-        line = f", line {inspect.getsourcelines(function)[1]}" if inspect.isroutine(function) else ""
-        raise UserCodeError(
-            f"{key}: {getattr(function, '__name__', function)}{signature} is called with the keyword arguments "
-            f"{', '.join([*names, *arguments])}: {error} ({Path(path).expanduser().resolve()}{line})"
-        ) from error

@@ -99,4 +99,13 @@ def from_exception(error: BaseException) -> Result:
     text = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {text[0][:300] if text else '(no message)'}{line}"
     kind = "memory" if isinstance(error, MemoryError) else "exception"
-    return failed(kind, message, "".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
+    return failed(kind, message, _users_traceback(error)[-TRACEBACK_LENGTH:])
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback without what lies between the process's start and the user's code."""
+    report = traceback.TracebackException.from_exception(error)
+    ours = [i for i, frame in enumerate(report.stack) if Path(frame.filename).parent == Path(__file__).parent]
+    if ours and ours[-1] + 1 < len(report.stack):
+        del report.stack[: ours[-1] + 1]
+    return "".join(report.format())

@@ -1,4 +1,4 @@
-"""The scorers that come along, by data source: sums, GSM8K, MATH, DAPO-math."""
+"""The scorers that come along, by data source; here sums and GSM8K, others in modules of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 Scorer = Callable[..., Any]
 
 SCORERS: dict[str, Scorer] = {}
+NEEDS: dict[Scorer, tuple[str, ...]] = {}  # what a scorer takes besides the response and the right answer
 
 # A number as people and models write it: sign, digits with or without thousands separators, decimals, or a fraction.
 NUMBER = r"[-+\u2212]?\s?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?"
@@ -17,24 +18,29 @@ AFTER_HASHES = re.compile(rf"####\s*[*$\\({{]*\s*(?P<number>{NUMBER})")
 ANYWHERE = re.compile(rf"(?<![\w.])(?P<number>{NUMBER})")
 
 
-def scorer(*sources: str) -> Callable[[Scorer], Scorer]:
-    """Registers the decorated function for these values of the `data_source` column; `aime*` means a beginning."""
+def scorer(*sources: str, needs: tuple[str, ...] = ()) -> Callable[[Scorer], Scorer]:
+    """Registers the decorated function for these values of the `data_source` column; `aime*` means a beginning.
+
+    `needs` names what else it takes: `extra_info`, or `runner` (a CodeRunner).
+    """
 
     def register(function: Scorer) -> Scorer:
         SCORERS.update(dict.fromkeys(sources, function))
+        NEEDS[function] = needs
         return function
 
     return register
 
 
 def score_by_source(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **arguments: Any
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], runner: Any, **arguments: Any
 ) -> Any:
-    """The score by the scorer that is registered for `data_source`. KeyError when there is none."""
+    """The score by the scorer that is registered for `data_source`. LookupError when there is none."""
     function = find_scorer(data_source)
     if function is None:
         raise LookupError(unknown_source(data_source))
-    return function(solution_str, ground_truth, **arguments)
+    context = {"extra_info": extra_info, "runner": runner}
+    return function(solution_str, ground_truth, **{name: context[name] for name in NEEDS[function]}, **arguments)
 
 
 def find_scorer(data_source: str) -> Scorer | None:

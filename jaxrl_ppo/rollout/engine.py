@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxrl_ppo.schema.records import Turn
     from jaxrl_ppo.weights.manifest import WeightManifest
 
 
@@ -38,7 +39,8 @@ class Completion:
     """A finished response; arrays have one entry per generated token, the end token included.
 
     `log_probs` are of the sampled tokens, float32, after temperature and truncation (greedy: at temperature 1).
-    `finish_reason` is "stop" (an end token was sampled) or "length".
+    `finish_reason` is "stop" (an end token was sampled) or "length". An agent loop's response of several turns also has
+    a `mask`, 0 where the environment wrote, and its `turns`; engines leave both out.
     """
 
     request_id: str
@@ -46,6 +48,8 @@ class Completion:
     log_probs: np.ndarray  # float32
     versions: np.ndarray  # int32
     finish_reason: str
+    mask: np.ndarray | None = None  # float32
+    turns: tuple[Turn, ...] = ()
 
 
 class RolloutEngine(Protocol):

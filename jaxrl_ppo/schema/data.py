@@ -46,6 +46,7 @@ class DataConfig:
     filter_overlong_prompts: bool = key(False, "Drop rows whose prompt is longer than max_prompt_length.")
     filter_overlong_prompts_workers: int = key(1, "Processes that do it.", ge=1)
     truncation: str = key("error", "What to do with a longer prompt.", choices=("error", "left", "right", "middle"))
+    system_prompt: str | None = key(None, "System message of prompts that have none of their own.")
     apply_chat_template_kwargs: dict[str, Any] = key({}, "Further arguments of the chat template.")
     custom_cls: CustomClassConfig = section(CustomClassConfig)
     sampler: SamplerConfig = section(SamplerConfig)
@@ -111,7 +112,7 @@ class RewardModelConfig:
 class SandboxFusionConfig:
     """`reward.sandbox_fusion`: a service that runs generated code."""
 
-    url: str | None = key(None, "Address of the service.")
+    url: str | None = key(None, "Address of the service's run_code.")
     max_concurrent: int = key(64, "Calls at a time.", ge=1)
     memory_limit_mb: int = key(1024, "Memory of one call.", ge=1)
 
@@ -125,6 +126,12 @@ class RewardConfig:
     worker_memory_mb: int | None = key(4096, "Memory of one reward process; null: no limit.", ge=64)
     max_failure_rate: float = key(0.5, "The run stops when a larger share of a batch's rewards fail.", ge=0, le=1)
     custom_reward_function: CustomRewardFunctionConfig = section(CustomRewardFunctionConfig)
+    functions: dict[str, Any] = key(
+        {}, "Several reward functions by name: {path, name, weight, reward_kwargs}; the reward is their weighted sum."
+    )
+    run_code_locally: bool = key(
+        False, "Run code that the model writes on this machine, in limited subprocesses: no protection from malice."
+    )
     reward_manager: RewardManagerConfig = section(RewardManagerConfig)
     reward_kwargs: RewardKwargsConfig = section(RewardKwargsConfig)
     reward_model: RewardModelConfig = section(RewardModelConfig)

@@ -70,6 +70,8 @@ FOREIGN = {
     "actor_rollout_ref.rollout.engine_kwargs.trtllm": "the engine is vllm or jax",
     "actor_rollout_ref.rollout.checkpoint_engine.backend": "weights go through the node-local store",
     "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs": "weights go through the node-local store",
+    "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "tokens are never encoded twice",
+    "actor_rollout_ref.rollout.multi_turn.use_inference_chat_template": "tokens are never encoded twice",
     "actor_rollout_ref.rollout.trace": "samples/ is always written",
     "actor_rollout_ref.rollout.prometheus": "metrics.jsonl is always written",
     "actor_rollout_ref.rollout.mtp": "actor_rollout_ref.model.mtp decides",
@@ -111,6 +113,10 @@ def _jax_engine(config: Config) -> bool:
     return config.actor_rollout_ref.rollout.name == "jax"
 
 
+def _no_tools(config: Config) -> bool:
+    return not config.actor_rollout_ref.rollout.multi_turn.enable
+
+
 # Keys of the schema that do nothing under some settings: key → (when, why).
 CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
     f"{ACTOR}.strategy": (lambda _: True, "every strategy means the mesh"),
@@ -146,6 +152,8 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
     f"{ROLLOUT}.enforce_eager": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.enable_chunked_prefill": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.engine_kwargs.vllm": (_jax_engine, "the jax engine has no such setting"),
+    f"{ROLLOUT}.multi_turn.tool_config_path": (_no_tools, "multi_turn.enable is off"),
+    f"{ROLLOUT}.multi_turn.format": (_no_tools, "multi_turn.enable is off"),
 }
 
 

@@ -144,17 +144,29 @@ def _users_files(config: Config) -> Iterator[Fault]:
         "data.custom_cls": (data.custom_cls.path, data.custom_cls.name),
         "data.sampler": (data.sampler.class_path, data.sampler.class_name),
     }
+    default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     for key, spec in (
         ("algorithm.adv_estimator", config.algorithm.adv_estimator),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", config.actor_rollout_ref.actor.policy_loss.loss_mode),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop", default_loop),
     ):
         if ".py:" in spec:
             named[key] = (spec.rpartition(":")[0], spec.rpartition(":")[2])
+    for part, entry in reward.functions.items():
+        if isinstance(entry, dict):
+            named[f"reward.functions.{part}"] = (entry.get("path"), entry.get("name") or "compute_score")
     for key, (file, name) in named.items():
         if file and name:
             problem = _python_file(Path(file).expanduser(), name)
             if problem:
                 yield Fault((key,), f"{key}: {file}: {problem}.")
+    rollout = config.actor_rollout_ref.rollout
+    for key, path in (
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path", rollout.multi_turn.tool_config_path),
+        ("actor_rollout_ref.rollout.agent.agent_loop_config_path", rollout.agent.agent_loop_config_path),
+    ):
+        if path and not Path(path).expanduser().is_file():
+            yield Fault((key,), f"{key}: {path}: there is no such file.")
 
 
 def _python_file(path: Path, name: str) -> str | None:

@@ -26,6 +26,18 @@ class Prompt:
     data_source: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    agent_name: str | None = None  # the agent loop that answers it; None: the configuration's
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a response: its tokens are `start` to `end` (exclusive) of the sample's."""
+
+    role: str  # "assistant": the policy; "tool": the environment
+    start: int
+    end: int
+    calls: tuple[str, ...] = ()  # the tools that answered in it
+    failures: int = 0  # how many of those calls failed
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +58,9 @@ class Sample:
     finish_reason: str  # "stop" or "length"
     reward: float | None = None
     reward_parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    reward_labels: dict[str, str] = dataclasses.field(default_factory=dict)  # texts, e.g. `pred`, the answer found
     text: str | None = None
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)

@@ -26,11 +26,16 @@ class ValKwargsConfig:
 class MultiTurnConfig:
     """`rollout.multi_turn`: conversations with tools."""
 
-    enable: bool = key(False, "Let a response take several turns.")
-    max_assistant_turns: int | None = key(None, "The policy's turns at most.", ge=1)
-    max_user_turns: int | None = key(None, "The environment's turns at most.", ge=1)
-    tool_config_path: str | None = key(None, "A file that names the tools.")
+    enable: bool = key(False, "Let the policy call tools.")
+    max_assistant_turns: int | None = key(None, "The policy's turns at most; null: as many as fit.", ge=1)
+    max_user_turns: int | None = key(None, "The environment's turns at most; null: as many as fit.", ge=1)
+    tool_config_path: str | None = key(None, "Python file; every public function in it is a tool.")
+    max_parallel_calls: int = key(1, "Calls of one turn that are made; further ones are ignored.", ge=1)
     max_tool_response_length: int = key(256, "A tool's answer is cut to so many characters.", ge=1)
+    tool_response_truncate_side: str = key(
+        "middle", "Which part of a longer answer goes; left keeps its beginning.", choices=("left", "middle", "right")
+    )
+    tool_timeout_s: float = key(30.0, "Seconds one tool call may take.", gt=0)
     format: str = key("hermes", "How the model writes tool calls.", choices=("hermes",))
 
 
@@ -38,9 +43,11 @@ class MultiTurnConfig:
 class AgentConfig:
     """`rollout.agent`: which loop turns a prompt into a response."""
 
-    num_workers: int = key(8, "Workers that run agent loops.", ge=1)
-    default_agent_loop: str = key("single_turn_agent", "The loop of rows that name none.")
-    agent_loop_config_path: str | None = key(None, "A file that registers more loops.")
+    num_workers: int = key(8, "Processes that run tools.", ge=1)
+    default_agent_loop: str = key(
+        "single_turn_agent", "The loop of rows without agent_name; a user's class: file.py:Class."
+    )
+    agent_loop_config_path: str | None = key(None, "YAML file that registers more loops.")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

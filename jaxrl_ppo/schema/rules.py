@@ -201,6 +201,26 @@ def modes(config: Config) -> Iterator[Fault]:
         yield Fault(keys, f"{keys[0]} asks for {', '.join(unsaved)}, which {keys[1]} does not save.")
 
 
+def rewards(config: Config) -> Iterator[Fault]:
+    """Entries of reward.functions are what they should be, and take the single function's place."""
+    key, reward = "reward.functions", config.reward
+    known = ("path", "name", "weight", "reward_kwargs")
+    for part, entry in reward.functions.items():
+        if not isinstance(entry, dict) or (unknown := [name for name in entry if name not in known]):
+            text = f"unknown {', '.join(unknown)}" if isinstance(entry, dict) else f"{entry!r} is no mapping"
+            yield Fault((key,), f"{key}.{part}: {text}; it takes {', '.join(known)}.")
+        elif isinstance(weight := entry.get("weight", 1), bool) or not isinstance(weight, int | float):
+            yield Fault((key,), f"{key}.{part}.weight={weight}: must be a number.")
+        if part in ("score", "acc", "pred"):
+            yield Fault((key,), f"{key}.{part}: this name is taken; choose another.")
+    if reward.functions and reward.custom_reward_function.path:
+        keys = (key, "reward.custom_reward_function.path")
+        yield Fault(keys, f"{keys[0]} and {keys[1]} are both given; make the function one of {key}.")
+    if reward.functions and reward.reward_manager.name == "batch":
+        keys = (key, "reward.reward_manager.name")
+        yield Fault(keys, f"{keys[1]}=batch takes one function, of lists; use naive or dapo with {key}.")
+
+
 def users_code(config: Config) -> Iterator[Fault]:
     """A file and a name in it are given together."""
     pairs = (
@@ -216,6 +236,11 @@ def users_code(config: Config) -> Iterator[Fault]:
         if bool(path) != bool(name):
             given, missing = (path_key, name_key) if path else (name_key, path_key)
             yield Fault((path_key, name_key), f"{given} is given without {missing}.")
+    rollout = config.actor_rollout_ref.rollout
+    tools, loops = f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.agent.agent_loop_config_path"
+    if rollout.multi_turn.enable and not (rollout.multi_turn.tool_config_path or rollout.agent.agent_loop_config_path):
+        keys = (f"{ROLLOUT}.multi_turn.enable", tools, loops)
+        yield Fault(keys, f"{keys[0]}=true needs {tools}, a Python file of functions, or {loops}.")
     manager = config.reward.reward_manager
     module = ("reward.reward_manager.module.path", "reward.reward_manager.module.name")
     if manager.source == "importlib" and not (manager.module.path and manager.module.name):
@@ -235,5 +260,6 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sampling,
     optimizers,
     modes,
+    rewards,
     users_code,
 )

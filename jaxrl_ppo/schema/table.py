@@ -33,6 +33,8 @@ def _what(config: Config) -> list[tuple[str, str]]:
         kl.append(f"{algorithm.kl_ctrl.kl_coef:g} x {algorithm.kl_penalty} in the reward ({algorithm.kl_ctrl.type})")
     reward = config.reward.custom_reward_function
     scorer = f"{reward.name} of {reward.path}" if reward.path else "the scorer that belongs to the row's data_source"
+    if config.reward.functions:
+        scorer = " + ".join(f"{e.get('weight', 1)} x {part}" for part, e in config.reward.functions.items())
     old = "the engine's" if algorithm.rollout_correction.bypass_mode else "computed by the trainer"
     return [
         ("model", str(config.actor_rollout_ref.model.path)),

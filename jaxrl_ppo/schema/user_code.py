@@ -21,17 +21,19 @@ def load_name(path: str, name: str, key: str) -> Any:
     `key` is the configuration key that named the file, for messages. Raises UserCodeError for a missing file, one that
     fails when executed, or one without that name.
     """
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise UserCodeError(f"{key}: there is no file {file}")
-    module = _load(file, key)
+    module = load_file(path, key)
+    file = module.__file__
     if not hasattr(module, name):
         own = sorted(n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__)
         raise UserCodeError(f"{key}: {file} has no {name!r}; what it defines: {', '.join(own) or 'nothing'}")
     return getattr(module, name)
 
 
-def _load(file: Path, key: str) -> ModuleType:
+def load_file(path: str, key: str) -> ModuleType:
+    """The Python file `path` as a module; see `load_name`."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise UserCodeError(f"{key}: there is no file {file}")
     # The name is a function of the path, so that objects of the module's classes can be pickled between processes.
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:

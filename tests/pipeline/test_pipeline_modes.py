@@ -15,6 +15,8 @@ import pytest
 from jaxrl_ppo.pipeline import one_step_off, sync
 from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 from jaxrl_ppo.pipeline.step import Run
+from jaxrl_ppo.rollout.agent_loop import AgentLoops, SingleTurnLoop
+from jaxrl_ppo.rollout.conversation import ChatFormat
 from jaxrl_ppo.rollout.engine import Completion
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.records import Prompt
@@ -101,7 +103,7 @@ class Rewards:
         await asyncio.sleep(0)
         sample.reward, sample.text = float(sample.response_ids.sum() % 7), "text"
 
-    def batch_report(self):
+    def batch_report(self, when):
         return {}
 
 
@@ -174,6 +176,7 @@ def make_run(root: Path, steps: int, **settings: int) -> tuple[Run, World, Obser
         rollouts=Rollouts(world),
         rewards=Rewards(),
         prompts=Prompts(),
+        agents=AgentLoops({"single_turn_agent": SingleTurnLoop()}, "single_turn_agent", ChatFormat(None, {})),
         validation_prompts=[make_prompt(i) for i in range(2)],
         total_steps=steps,
         devices=1,

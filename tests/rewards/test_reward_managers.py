@@ -41,7 +41,7 @@ async def test_dapo_subtracts_the_penalty_and_keeps_the_score(started, tokenizer
         assert (short.reward, long.reward) == (1.0, np.float32(1 - 6 / 10 * 0.5))
         assert short.reward_parts == {"score": 1.0, "overlong_reward": 0.0, "overlong": 0.0}
         assert long.reward_parts == {"score": 1.0, "overlong_reward": pytest.approx(-0.3), "overlong": 1.0}
-        report = manager.batch_report()
+        report = manager.batch_report("step 1")
         assert report["reward/overlong/mean"] == 0.5
         (with_acc,) = await score_all(manager, tokenizer, ["x" * 15], make_prompt(info={"a": 1}))
         assert with_acc.reward_parts["acc"] == 1.0
@@ -72,7 +72,7 @@ async def test_batch_manager_gets_lists_and_a_fault_costs_one_sample(started, to
         samples = await score_all(manager, tokenizer, texts)
         assert [sample.reward for sample in samples] == [1, 0, 1, 0, 0, 1, 0]
         manager._max_failure_rate = 1.0
-        report = manager.batch_report()
+        report = manager.batch_report("step 1")
         assert report["reward/failures"] == 4
         assert report["reward/failures/type"] == 2
         assert {failed.text: failed.failure.kind for failed in manager.last_failures} == {

@@ -45,10 +45,10 @@ async def test_arguments_and_result(started, tokenizer, function_file):
         assert sample.reward == np.float32(0.85)
         assert sample.reward_parts.pop("pid") != os.getpid()
         assert sample.reward_parts == {"score": np.float32(0.85), "acc": 1.0, "length": 7.0, "same": 1.0}
-        report = manager.batch_report()
+        report = manager.batch_report("step 1")
         assert report["reward/failures"] == 0
         assert report["reward/length/mean"] == 7
-        assert manager.batch_report() == {"reward/failures": 0}
+        assert manager.batch_report("step 1") == {"reward/failures": 0}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_a_fault_costs_one_sample(started, tokenizer, function_file, text,
     async with started(function_file(FAULTS), timeout_s=1.0 if kind == "timeout" else 60.0) as manager:
         samples = await score_all(manager, tokenizer, ["good", text, "good", "good", "good"])
         assert [sample.reward for sample in samples] == [1, 0, 1, 1, 1]
-        report = manager.batch_report()
+        report = manager.batch_report("step 1")
         assert report["reward/failures"] == report[f"reward/failures/{kind}"] == 1
         (failed,) = manager.last_failures
         assert (failed.index, failed.text, failed.failure.kind) == (1, text, kind)
@@ -140,14 +140,19 @@ async def test_too_many_failures_end_the_run(started, tokenizer, function_file):
     async with started(function_file(FAULTS), max_failure_rate=0.5) as manager:
         await score_all(manager, tokenizer, ["raise", "raise", "none", "good"])
         with pytest.raises(RewardError) as caught:
-            manager.batch_report()
+            manager.batch_report("step 1")
         message = str(caught.value)
-        assert "3 of 4 rewards failed; the commonest failure (2), exception: ValueError: no such thing" in message
+        assert message.startswith(
+            "step 1: 3 of 4 rewards failed: 2 exception, 1 type\n  2 x exception: ValueError: no such"
+        )
         assert "prompt 7, sample 0, data_source 'mine': 'raise'" in message
+        assert "1 x type: the reward function returned None" in message
+        assert "prompt 7, sample 2, data_source 'mine': 'none'" in message
+        assert "jaxrl_ppo" not in message  # nothing of ours between the person and their code
         assert 'raise ValueError("no such thing' in message  # the traceback
         assert "more than reward.max_failure_rate=0.5" in message
         await score_all(manager, tokenizer, ["raise", "good"])
-        assert manager.batch_report()["reward/failures"] == 1  # exactly the rate is not more
+        assert manager.batch_report("step 1")["reward/failures"] == 1  # exactly the rate is not more
 
 
 async def test_a_fault_in_a_process_of_many_coroutines_costs_one_sample(started, tokenizer, function_file):
@@ -164,11 +169,11 @@ async def test_a_fault_in_a_process_of_many_coroutines_costs_one_sample(started,
         samples = await score_all(manager, tokenizer, ["good"] * 20 + ["wait", "raise"])
         assert [sample.reward for sample in samples] == [1] * 20 + [0, 0]
         assert len({sample.reward_parts["pid"] for sample in samples[:20]}) == 1  # all in one process, at the same time
-        report = manager.batch_report()
+        report = manager.batch_report("step 1")
         assert (report["reward/failures/timeout"], report["reward/failures/exception"]) == (1, 1)
         samples = await score_all(manager, tokenizer, ["good", "crash", "good"])
         assert [sample.reward for sample in samples] == [1, 0, 1]
-        assert manager.batch_report()["reward/failures/crash"] == 1
+        assert manager.batch_report("step 1")["reward/failures/crash"] == 1
 
 
 async def test_a_coroutine_that_blocks_is_ended_with_its_process(started, tokenizer, function_file, monkeypatch):
@@ -184,7 +189,7 @@ async def test_a_coroutine_that_blocks_is_ended_with_its_process(started, tokeni
     async with started(path, timeout_s=1.0) as manager:
         samples = await score_all(manager, tokenizer, ["good", "block", "good"])
         assert [sample.reward for sample in samples] == [1, 0, 1]
-        assert manager.batch_report()["reward/failures/timeout"] == 1
+        assert manager.batch_report("step 1")["reward/failures/timeout"] == 1
 
 
 async def test_more_calls_than_processes(started, tokenizer, function_file):
@@ -313,7 +318,7 @@ async def test_rows_without_a_scorer_are_an_error_at_start(started, tokenizer):
         assert sample.reward == 1
         await score_all(manager, tokenizer, ["4", "5"], make_prompt("mine"))
         with pytest.raises(RewardError, match="no scorer for data_source 'mine'"):
-            manager.batch_report()
+            manager.batch_report("step 1")
 
 
 async def test_a_process_has_no_accelerator_and_no_jax(started, tokenizer, function_file):
