@@ -59,7 +59,9 @@ async def test_a_part_that_fails_is_named(started, tokenizer, function_file):
     async with started(functions=functions) as manager:
         samples = await score_all(manager, tokenizer, ["4", "none", "4"], make_prompt("arithmetic"))
         assert [sample.reward for sample in samples] == [2, 0, 2]
-        assert samples[1].reward_labels["failure"].startswith("type: reward.functions.odd: the reward function returned")
+        assert (
+            samples[1].reward_labels["failure"].startswith("type: reward.functions.odd: the reward function returned")
+        )
     functions["odd"]["name"] = "nobody"
     with pytest.raises(RewardError, match=r"reward\.functions\.odd: .* has no 'nobody'"):
         async with started(functions=functions):
