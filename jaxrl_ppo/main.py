@@ -87,6 +87,10 @@ def check_and_run(composed: DictConfig) -> None:
         checked = read_config(composed, given_keys(overrides))
         print(table.render(checked.config, checked.notes), flush=True)
         if checked.config.trainer.dry_run:
+            from jaxrl_ppo.dry_run import look  # reads data with pyarrow, which a run's driver does without
+
+            print(*look(checked.config), sep="\n")
+            print("dry run: nothing was started")
             return
         check_devices(checked.config)
     except (ConfigError, DeviceError) as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl_ppo.data.prompts import OPTIONAL_COLUMNS, PromptBuilder
+from jaxrl_ppo.data.columns import OPTIONAL_COLUMNS
+from jaxrl_ppo.data.prompts import PromptBuilder
 from jaxrl_ppo.data.rows import DataError, FileRows, Rows, UserRows
 from jaxrl_ppo.data.survey import Survey, survey
 from jaxrl_ppo.schema.records import Prompt
@@ -47,13 +49,35 @@ def create_rl_dataset(
     configured columns, no rows left, and (up to 50,000 rows, or with filter_overlong_prompts any number) every row
     that cannot be used. UserCodeError for a user's class.
     """
-    builder = PromptBuilder(tokenizer, data_config, tools)
     key = "data.train_files" if is_train else "data.val_files"
+    with _naming(key):
+        return _create(files, data_config, PromptBuilder(tokenizer, data_config, tools), processor, key)
+
+
+@contextlib.contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Errors about data name the configuration key that led there."""
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith(key):
+            raise
+        raise DataError(f"{key}: {error}") from error
+
+
+def _create(
+    files: str | Sequence[str],
+    data_config: DataConfig,
+    builder: PromptBuilder,
+    processor: ProcessorMixin | None,
+    key: str,
+) -> RLDataset:
+    is_train = key == "data.train_files"
     rows: Rows
     if data_config.custom_cls.path or data_config.custom_cls.name:
-        rows = UserRows(_user_dataset(files, data_config, tokenizer, processor))
+        rows = UserRows(_user_dataset(files, data_config, builder.tokenizer, processor))
     else:
-        rows = FileRows(files, builder.columns, OPTIONAL_COLUMNS, key)
+        rows = FileRows(files, builder.reader.columns, OPTIONAL_COLUMNS, key)
     if not len(rows):
         raise DataError(f"{key}: no rows in {files}")
 
@@ -70,7 +94,7 @@ def create_rl_dataset(
         chosen = _apply_length_limit(chosen, found, rows, data_config, key)
     else:
         log.info("%s: %d rows, read when their turn comes", key, len(chosen))
-    return RLDataset(rows, chosen, builder, found)
+    return RLDataset(rows, chosen, builder, found, key)
 
 
 def seed_of(data_config: DataConfig) -> int:
@@ -81,17 +105,20 @@ def seed_of(data_config: DataConfig) -> int:
 class RLDataset:
     """Usable rows by number, 0 .. len - 1, each a Prompt when asked for. May be read from several threads."""
 
-    def __init__(self, rows: Rows, chosen: np.ndarray, builder: PromptBuilder, found: Survey | None):
-        """`chosen` are the usable rows, sorted; `found` is what looking through them has found, where that was done."""
+    def __init__(self, rows: Rows, chosen: np.ndarray, builder: PromptBuilder, found: Survey | None, key: str):
+        """`chosen` are the usable rows, sorted; `found` is what looking through them has found, where that was done;
+        `key` is the configuration key they come from, for messages."""
         self._rows = rows
         self._chosen = chosen
         self._builder = builder
+        self._key = key
         self.data_sources = found.sources if found else None
         self.agent_names = found.agents if found else None
         # Blocks of neighbours that are read from disk together, and how many of them fit into memory at a time.
         edges = np.concatenate([[0], np.cumsum(rows.block_sizes)])
         self.block_sizes = np.diff(np.searchsorted(chosen, edges))
         self.window = rows.window
+        self.blocks_of_files = rows.blocks_of_files
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -103,7 +130,8 @@ class RLDataset:
     def prompt(self, index: int, *, ordinal: int) -> Prompt:
         """The prompt of row `index`, as number `ordinal` of a stream. Raises DataError for an unusable row."""
         row = int(self._chosen[index])
-        return self._builder.build(self._rows.row(row), self._rows.where(row), ordinal)
+        with _naming(self._key):
+            return self._builder.build(self._rows.row(row), self._rows.where(row), ordinal)
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON-able data that is equal for equal prompts in equal order."""

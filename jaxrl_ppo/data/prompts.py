@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_ppo.data.columns import RowReader
 from jaxrl_ppo.data.rows import DataError, Row
 from jaxrl_ppo.schema.hermes import knows_tools, tools_prompt
 from jaxrl_ppo.schema.records import Prompt
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from jaxrl_ppo.schema.config import DataConfig
 
-OPTIONAL_COLUMNS = ("reward_model", "extra_info", "agent_name")
 WITHOUT_TOOLS = "single_turn_agent"  # the agent loop whose prompts show no tools
 
 
@@ -31,52 +31,18 @@ class PromptBuilder:
         self._system = config.system_prompt
         self.max_length = config.max_prompt_length
         self.truncation = config.truncation
-        self.prompt_key = config.prompt_key
-        self.source_key = config.reward_fn_key
+        self.reader = RowReader(config)
         self.template_arguments = {"add_generation_prompt": True, **config.apply_chat_template_kwargs}
         # Hugging Face tokenizers may change their own state in a call.
         self._lock = threading.Lock()
 
-    @property
-    def columns(self) -> tuple[str, str]:
-        """Columns that every row must have."""
-        return self.prompt_key, self.source_key
-
     def build(self, row: Row, where: str, ordinal: int) -> Prompt:
         """The prompt of `row`, which `where` names in messages. Raises DataError for a row that cannot be used."""
-        messages = self.messages(row, where)
-        source, ground_truth, extra_info = self.task(row, where)
-        agent = self.agent(row, where)
+        messages = self.reader.messages(row, where)
+        source, ground_truth, extra_info = self.reader.task(row, where)
+        agent = self.reader.agent(row, where)
         token_ids = self.fit(self.encode([self.render(messages, where, agent)])[0], where)
         return Prompt(ordinal, tuple(token_ids), messages, source, ground_truth, extra_info, agent)
-
-    def messages(self, row: Row, where: str) -> list[dict[str, Any]]:
-        """The row's chat messages, checked."""
-        if self.prompt_key not in row:
-            raise DataError(f"{where}: no column {self.prompt_key!r} (data.prompt_key); it has {', '.join(row)}")
-        messages = row[self.prompt_key]
-        if messages is None or (isinstance(messages, list | str) and not len(messages)):
-            raise DataError(f"{where}: the prompt is empty")
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise DataError(
-                f"{where}: the prompt (column {self.prompt_key!r}) must be a list of {{role, content}} messages, "
-                f"as the chat template takes them, not {_shown(messages)}"
-            )
-        # Parquet gives every message the keys of all messages, None where it has none of its own.
-        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        for message in messages:
-            if "role" not in message:
-                raise DataError(f"{where}: a message of the prompt has no role: {_shown(message)}")
-        if not any(_has_content(message) for message in messages):
-            raise DataError(f"{where}: the prompt is empty: none of its messages has any content")
-        return messages
-
-    def agent(self, row: Row, where: str) -> str | None:
-        """The agent loop that the row names, if it does."""
-        name = row.get("agent_name")
-        if name is not None and not isinstance(name, str):
-            raise DataError(f"{where}: column 'agent_name' must be text, not {_shown(name)}")
-        return name
 
     def render(self, messages: list[dict[str, Any]], where: str, agent: str | None = None) -> str:
         """The messages as text, in the model's chat format, with data.system_prompt and the tools that `agent` has."""
@@ -100,7 +66,7 @@ class PromptBuilder:
         """The messages under their system message, or data.system_prompt; `tools` is put at its end."""
         own = messages[0] if messages[0]["role"] == "system" else None
         system = str(own["content"]) if own else self._system
-        if system is None and tools is None:
+        if tools is None and (own or system is None):
             return messages
         content = "\n\n".join(part for part in (system, tools) if part)
         return [{"role": "system", "content": content}, *(messages[1:] if own else messages)]
@@ -125,32 +91,3 @@ class PromptBuilder:
             f"{where}: the prompt has {len(token_ids)} tokens, data.max_prompt_length is {limit}. Raise it, set "
             "data.filter_overlong_prompts=true to drop such rows, or data.truncation to left, right or middle"
         )
-
-    def task(self, row: Row, where: str) -> tuple[str, Any, dict[str, Any]]:
-        """What the reward function gets beside the response: data source, ground truth, extra information."""
-        source = row.get(self.source_key)
-        if not isinstance(source, str):
-            raise DataError(
-                f"{where}: column {self.source_key!r} (data.reward_fn_key) must be text, not {_shown(source)}"
-            )
-        ground_truth = self._mapping(row, "reward_model", where).get("ground_truth")
-        return source, ground_truth, self._mapping(row, "extra_info", where)
-
-    @staticmethod
-    def _mapping(row: Row, column: str, where: str) -> dict[str, Any]:
-        value = row.get(column)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise DataError(f"{where}: column {column!r} must be a mapping, not {_shown(value)}")
-        return value
-
-
-def _has_content(message: dict[str, Any]) -> bool:
-    content = message.get("content")
-    return bool(content.strip()) if isinstance(content, str) else bool(content)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

@@ -35,6 +35,7 @@ class Rows(Protocol):
 
     block_sizes: np.ndarray  # rows in each block, int64
     window: int  # how many blocks may be held in memory at a time
+    blocks_of_files: list[int]  # how many blocks each file has
 
     def __len__(self) -> int: ...
 
@@ -77,6 +78,7 @@ class FileRows:
             raise DataError(f"{key} is empty: name at least one file")
         self.paths: list[Path] = []
         self._blocks: list[Block] = []
+        self.blocks_of_files: list[int] = []
         for name in names:
             try:
                 path = copy_to_local(name) if "://" in name else Path(name).expanduser()
@@ -85,7 +87,9 @@ class FileRows:
             if not path.is_file():
                 raise DataError(f"{key}: there is no file {name}" + (" (it is a folder)" if path.is_dir() else ""))
             self.paths.append(path)
-            self._blocks += _open(path, columns, optional)
+            blocks = list(_open(path, columns, optional))
+            self._blocks += blocks
+            self.blocks_of_files.append(len(blocks))
         self.block_sizes = np.array([block.rows for block in self._blocks], np.int64)
         largest = max((block.nbytes for block in self._blocks), default=0)
         self.window = max(1, BLOCK_MEMORY // max(largest, 1))
@@ -137,6 +141,7 @@ class UserRows:
         self._dataset = dataset
         self.block_sizes = np.array([len(dataset)], np.int64)
         self.window = 1
+        self.blocks_of_files = [1]
 
     def __len__(self) -> int:
         return int(self.block_sizes[0])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxrl_ppo.data.dataset import RLDataset, seed_of
+from jaxrl_ppo.data.rows import DataError
 from jaxrl_ppo.schema.user_code import UserCodeError, load_name
 
 if TYPE_CHECKING:
@@ -118,6 +119,50 @@ class ShuffledOrder:
         return rows[_permutation(self._seed, epoch, window + 1, len(rows))]
 
 
+class MixedOrder:
+    """Several files in given proportions: in every epoch, file i has weights[i] / sum(weights) of the rows.
+
+    An epoch has as many rows as the files together. Each file is gone through in an order of its own and begins anew
+    when it is through, so a file of small weight takes several epochs and one of large weight comes several times.
+    Which file has its turn is a shuffle of seed and epoch.
+    """
+
+    def __init__(self, orders: Sequence[Order], weights: Sequence[float], seed: int):
+        """`orders[i]` gives the rows of file i by their number in it."""
+        self._orders, self._weights, self._seed = orders, list(weights), seed
+        sizes = [len(order) for order in orders]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        exact = np.array(weights) / np.sum(weights) * sum(sizes)
+        self._shares = np.floor(exact).astype(np.int64)
+        rest = sum(sizes) - int(self._shares.sum())
+        self._shares[np.argsort(self._shares - exact, kind="stable")[:rest]] += 1  # the largest remainders
+        self._epoch = functools.lru_cache(2)(self._make_epoch)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def row(self, epoch: int, position: int) -> int:
+        """The row at `position` of `epoch`."""
+        files, turns = self._epoch(epoch)
+        file = int(files[position])
+        drawn = epoch * int(self._shares[file]) + int(turns[position])
+        return int(self._starts[file]) + self._orders[file].row(*divmod(drawn, len(self._orders[file])))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The files' orders and their weights."""
+        orders = {f"file {i}": order.fingerprint() for i, order in enumerate(self._orders)}
+        return {"order": "mixed", "data.train_files_weights": self._weights, "data.seed": self._seed, **orders}
+
+    def _make_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The file at each position, and how many rows of that file came before it in the epoch."""
+        files = np.repeat(np.arange(len(self._shares), dtype=np.int32), self._shares)
+        files = files[_permutation(self._seed, epoch, 0, len(files))]
+        turns = np.empty(len(files), np.int64)
+        for file, share in enumerate(self._shares):
+            turns[files == file] = np.arange(share)
+        return files, turns
+
+
 def _permutation(seed: int, epoch: int, stream: int, size: int) -> np.ndarray:
     """A permutation of `size` numbers; sorts raw generator output, which numpy promises never to change."""
     generator = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, stream)))
@@ -127,7 +172,7 @@ def _permutation(seed: int, epoch: int, stream: int, size: int) -> np.ndarray:
 def create_rl_sampler(data_config: DataConfig, dataset: RLDataset) -> Sampler:
     """The order in which `dataset` is gone through: `data.sampler`'s class, else shuffled or sequential.
 
-    Raises UserCodeError for a user's class that is missing or lacks a method.
+    Raises UserCodeError for a user's class that is missing or lacks a method, DataError for weights that do not fit.
     """
     path, name = data_config.sampler.class_path, data_config.sampler.class_name
     if path or name:
@@ -139,6 +184,23 @@ def create_rl_sampler(data_config: DataConfig, dataset: RLDataset) -> Sampler:
         if hasattr(sampler, "state_dict") != hasattr(sampler, "load_state_dict"):
             raise UserCodeError(f"data.sampler: {name} in {path} needs both state_dict and load_state_dict, or neither")
         return sampler
+    if data_config.train_files_weights is not None:
+        return _mixed(data_config, dataset, data_config.train_files_weights)
     if data_config.shuffle:
         return ShuffledOrder(dataset.block_sizes, dataset.window, seed_of(data_config))
     return SequentialOrder(len(dataset))
+
+
+def _mixed(data_config: DataConfig, dataset: RLDataset, weights: Sequence[float]) -> MixedOrder:
+    key = "data.train_files_weights"
+    blocks = np.split(dataset.block_sizes, np.cumsum(dataset.blocks_of_files)[:-1])
+    if len(blocks) != len(weights):
+        raise DataError(f"{key} has {len(weights)} numbers for {len(blocks)} files")
+    if empty := [number for number, sizes in enumerate(blocks) if not sizes.sum()]:
+        raise DataError(f"{key}: file {empty[0]} of data.train_files has no usable rows; leave it out")
+    seed, window = seed_of(data_config), max(1, dataset.window // len(blocks))
+    orders: list[Order] = [
+        ShuffledOrder(sizes, window, seed + number) if data_config.shuffle else SequentialOrder(int(sizes.sum()))
+        for number, sizes in enumerate(blocks)
+    ]
+    return MixedOrder(orders, weights, seed)

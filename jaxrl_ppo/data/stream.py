@@ -194,7 +194,7 @@ def _differences(then: Any, now: Any, name: str) -> Iterator[str]:
             yield from _differences(then.get(key), now.get(key), f"{name} {key}".strip())
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for a, b in zip(then, now):
-            yield from _differences(a, b, a.get("file", name))
+            yield from _differences(a, b, a.get("file", name) if isinstance(a, dict) else name)
     elif isinstance(then, list) and isinstance(now, list):
         yield f"there were {len(then)} files and are {len(now)}"
     elif then != now:

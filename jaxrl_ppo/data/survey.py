@@ -82,10 +82,10 @@ def _survey(rows: Rows, indices: np.ndarray, builder: PromptBuilder) -> Survey:
         texts = []
         for index in indices[start : start + BATCH].tolist():
             row, where = rows.row(index), rows.where(index)
-            sources.add(builder.task(row, where)[0])
-            agent = builder.agent(row, where)
+            sources.add(builder.reader.task(row, where)[0])
+            agent = builder.reader.agent(row, where)
             agents.add(agent)
-            texts.append(builder.render(builder.messages(row, where), where, agent))
+            texts.append(builder.render(builder.reader.messages(row, where), where, agent))
         lengths[start : start + len(texts)] = [len(ids) for ids in builder.encode(texts)]
     return Survey(lengths, frozenset(sources), frozenset(agent for agent in agents if agent is not None))
 
@@ -99,7 +99,7 @@ def _key(rows: FileRows, indices: np.ndarray, builder: PromptBuilder) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     texts = [builder.config.system_prompt, list(builder.tools), tokenizer.chat_template]
-    arguments = [builder.columns, builder.template_arguments, *texts, vocabulary]
+    arguments = [builder.reader.columns, builder.template_arguments, *texts, vocabulary]
     digest.update(json.dumps([rows.fingerprint(), times, arguments], default=repr).encode())
     return digest.hexdigest()[:32]
 

@@ -33,7 +33,12 @@ def scorer(*sources: str, needs: tuple[str, ...] = ()) -> Callable[[Scorer], Sco
 
 
 def score_by_source(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], runner: Any, **arguments: Any
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: dict[str, Any],
+    runner: Any = None,
+    **arguments: Any,
 ) -> Any:
     """The score by the scorer that is registered for `data_source`. LookupError when there is none."""
     function = find_scorer(data_source)

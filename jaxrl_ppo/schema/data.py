@@ -31,6 +31,9 @@ class DataConfig:
 
     train_files: str | list[str] | None = key(None, "Training files: parquet, json or jsonl. Required.")
     val_files: str | list[str] | None = key(None, "Validation files; null: no validation.")
+    train_files_weights: list[float] | None = key(
+        None, "How much of each training file an epoch holds, in proportion; null: every row once.", gt=0
+    )
     train_max_samples: int = key(-1, "Use so many rows; -1: all.", ge=1, or_minus_one=True)
     val_max_samples: int = key(-1, "Use so many rows; -1: all.", ge=1, or_minus_one=True)
     prompt_key: str = key("prompt", "Column of the messages.")

@@ -201,6 +201,21 @@ def modes(config: Config) -> Iterator[Fault]:
         yield Fault(keys, f"{keys[0]} asks for {', '.join(unsaved)}, which {keys[1]} does not save.")
 
 
+def data_files(config: Config) -> Iterator[Fault]:
+    """Each training file has a weight, and nothing else decides the order."""
+    key, data = "data.train_files_weights", config.data
+    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files or []
+    if data.train_files_weights is None:
+        return
+    if len(data.train_files_weights) != len(files):
+        text = f"has {len(data.train_files_weights)} numbers for {len(files)} files"
+        yield Fault((key, "data.train_files"), f"{key} {text}.")
+    others = {"data.sampler.class_path": data.sampler.class_path, "data.custom_cls.path": data.custom_cls.path}
+    for other, given in others.items():
+        if given:
+            yield Fault((key, other), f"{key} and {other} are both given; the class decides the order, so drop {key}.")
+
+
 def rewards(config: Config) -> Iterator[Fault]:
     """Entries of reward.functions are what they should be, and take the single function's place."""
     key, reward = "reward.functions", config.reward
@@ -260,6 +275,7 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sampling,
     optimizers,
     modes,
+    data_files,
     rewards,
     users_code,
 )

@@ -59,7 +59,7 @@ class TrainerConfig:
     compilation_cache_dir: str | None = key(
         "~/.cache/jaxrl_ppo/compiled", "Folder where compiled programs are kept for the next run; null: nowhere."
     )
-    dry_run: bool = key(False, "Check everything, print the table and stop.")
+    dry_run: bool = key(False, "Check the configuration and the files it names, print the table and stop.")
     deadlines: DeadlinesConfig = section(DeadlinesConfig)
 
 

@@ -1,17 +1,19 @@
 """The stream: order, epochs, ordinals, and resume at any point, for every source, sampler and number of threads."""
 
 import json
-import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from row_files import row, write_rows
 
 from jaxrl_ppo.data.dataset import create_rl_dataset
 from jaxrl_ppo.data.rows import DataError
 from jaxrl_ppo.data.sampler import ShuffledOrder, create_rl_sampler
 from jaxrl_ppo.data.stream import PromptStream
-from jaxrl_ppo.schema.config import SamplerConfig
+from jaxrl_ppo.schema.config import CustomClassConfig, DataConfig, SamplerConfig
 
 SAMPLERS = '''
 import random
@@ -79,44 +81,111 @@ def indices(prompts):
     return [prompt.extra_info["index"] for prompt in prompts]
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl"])
-@pytest.mark.parametrize(
-    ("sampler", "threads"), [("sequential", 0), ("shuffled", 0), ("shuffled", 3), ("Skipping", 0), ("Curriculum", 2)]
+class Rows:
+    """A user's data set."""
+
+    def __init__(self, data_files, tokenizer, processor, config):
+        self.rows = [row(i) for i in range(22)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+CUSTOM = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_prompt_stream import Rows\n"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Every kind of source, of 22 rows: files as `data.train_files` names them, and further keys."""
+    folder = tmp_path_factory.mktemp("sources")
+    found = {}
+    for suffix in ("parquet", "json", "jsonl"):
+        first = write_rows(folder / f"a.{suffix}", [row(i) for i in range(13)])
+        second = write_rows(folder / f"b.{suffix}", [row(i) for i in range(13, 22)])
+        found[suffix] = ([first, second], {})
+    many = {"row_group_size": 3}
+    found["row groups"] = (write_rows(folder / "many.parquet", [row(i) for i in range(22)], **many), {})
+    (folder / "rows.py").write_text(CUSTOM)
+    found["class"] = ("anything", {"custom_cls": CustomClassConfig(path=str(folder / "rows.py"), name="Rows")})
+    (folder / "samplers.py").write_text(SAMPLERS)
+    return folder, found
+
+
+def consume(stream, counts):
+    """Take prompts in portions, and tell the sampler what became of each portion."""
+    taken = []
+    for count in counts:
+        prompts = stream.take(count)
+        stream.update(prompts, [prompt.ordinal % 3 for prompt in prompts])
+        taken += prompts
+    return taken
+
+
+ORDERS = ["sequential", "shuffled", "mixed", "mixed shuffled", "Skipping", "Curriculum"]
+
+
+@given(
+    kind=st.sampled_from(["parquet", "json", "jsonl", "row groups", "class"]),
+    order=st.sampled_from(ORDERS),
+    threads=st.sampled_from([0, 1, 4]),
+    seed=st.integers(0, 5),
+    counts=st.lists(st.sampled_from([1, 2, 4, 4, 7, 20]), min_size=1, max_size=16),
+    cut=st.integers(0, 16),
+    ahead=st.integers(0, 9),
 )
-def test_resumes_at_any_prompt(tmp_path, tokenizer, data_config, user_sampler, suffix, sampler, threads):
-    files = [
-        write_rows(tmp_path / f"a.{suffix}", [row(i) for i in range(13)]),
-        write_rows(tmp_path / f"b.{suffix}", [row(i) for i in range(13, 22)]),
-    ]
-    keys = {"shuffle": sampler == "shuffled"}
-    if sampler[0].isupper():
-        keys["sampler"] = user_sampler(sampler)
-    config = data_config(**keys)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_n_and_resume_and_n_are_2n(sources, tokenizer, kind, order, threads, seed, counts, cut, ahead):
+    """For every source, order and number of threads, cut anywhere, whatever was taken after the state."""
+    folder, found = sources
+    files, keys = found[kind]
+    keys = keys | {"shuffle": "shuffled" in order, "seed": seed}
+    if "mixed" in order and kind in ("parquet", "json", "jsonl"):
+        keys["train_files_weights"] = [1.0, 2.5]
+    if order[0].isupper():
+        keys["sampler"] = SamplerConfig(class_path=str(folder / "samplers.py"), class_name=order)
+    config = DataConfig(max_prompt_length=128, train_batch_size=4, **keys)
 
     def stream():
         data = create_rl_dataset(files, config, tokenizer)
         return PromptStream(data, create_rl_sampler(config, data), 4, read_ahead_threads=threads)
 
-    def consume(source, counts):
-        taken = []
-        for count in counts:
-            prompts = source.take(count)
-            source.update(prompts, [prompt.ordinal % 3 for prompt in prompts])
-            taken += prompts
-        return taken
-
-    rng = random.Random(0)
-    counts = [rng.choice([1, 2, 4, 4, 7]) for _ in range(24)]  # several epochs of 20 prompts
     whole = consume(stream(), counts)
     assert [prompt.ordinal for prompt in whole] == list(range(sum(counts)))
-    for cut in [0, 1, 5, 24, *rng.sample(range(24), 4)]:
-        first = stream()
-        before = consume(first, counts[:cut])
-        state = json.loads(json.dumps(first.state()))
-        first.take(3)  # what is taken after the state does not count
-        second = stream()
-        second.restore(state)
-        assert before + consume(second, counts[cut:]) == whole
+    first = stream()
+    before = consume(first, counts[:cut])
+    state = json.loads(json.dumps(first.state()))
+    first.take(ahead)
+    second = stream()
+    second.restore(state)
+    assert before + consume(second, counts[cut:]) == whole
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_files_are_mixed_in_the_given_proportions(tmp_path, tokenizer, data_config, shuffle):
+    """30 rows of one file and 10 of another, 1 : 3: an epoch of 40 has 10 of the first and each of the second 3 times,
+    and three epochs have every row of the first once."""
+    files = [
+        write_rows(tmp_path / "long.jsonl", [row(i) for i in range(30)]),
+        write_rows(tmp_path / "short.jsonl", [row(i) for i in range(30, 40)]),
+    ]
+    config = data_config(train_files_weights=[1.0, 3.0], shuffle=shuffle)
+    data = create_rl_dataset(files, config, tokenizer)
+    stream = PromptStream(data, create_rl_sampler(config, data), 4)
+    epochs = [indices(stream.take(40)) for _ in range(3)]
+    for epoch in epochs:
+        assert sum(index < 30 for index in epoch) == 10
+        assert [epoch.count(index) for index in range(30, 40)] == [3] * 10
+        assert len({index < 30 for index in epoch[:12]}) == 2  # not one file after the other
+    assert sorted(index for epoch in epochs for index in epoch if index < 30) == list(range(30))
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    other = PromptStream(data, create_rl_sampler(data_config(train_files_weights=[1.0, 2.0]), data), 4)
+    with pytest.raises(DataError, match=r"data\.train_files_weights was 3.0 and is 2.0"):
+        other.restore(stream.state())
+    with pytest.raises(DataError, match="has 1 numbers for 2 files"):
+        create_rl_sampler(data_config(train_files_weights=[1.0]), data)
 
 
 def test_resumes_exactly_at_an_epoch_boundary(tmp_path, tokenizer, data_config, user_sampler):

@@ -1,6 +1,7 @@
 """The data set: files and rows into prompts, length handling, the survey's cache, and every way input can be bad."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from jaxrl_ppo.data import dataset as dataset_module
 from jaxrl_ppo.data import survey as survey_module
 from jaxrl_ppo.data.dataset import create_rl_dataset
 from jaxrl_ppo.data.rows import DataError
+from jaxrl_ppo.data.tokenizer import hf_tokenizer
 from jaxrl_ppo.schema.config import CustomClassConfig
 from jaxrl_ppo.schema.user_code import UserCodeError
 
@@ -290,3 +292,47 @@ def test_jsonl_with_blank_lines_crlf_and_no_final_newline(tmp_path, tokenizer, d
     # .json files hold one object a line as well
     (tmp_path / "b.json").write_bytes(path.read_bytes())
     assert len(create_rl_dataset(str(tmp_path / "b.json"), data_config(), tokenizer)) == 3
+
+
+def test_system_prompt_and_tools_in_the_prompt(tmp_path, tokenizer, data_config):
+    """Shown where the template has no place for tools: at the end of the system message, in the Hermes format."""
+    own = [{"role": "system", "content": "Own."}, {"role": "user", "content": "x"}]
+    rows = [row(0), row(1, prompt=own), row(2, agent_name="single_turn_agent"), row(3, agent_name="mine")]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    config = data_config(system_prompt="Be brief.", max_prompt_length=600)
+    data = create_rl_dataset(path, config, tokenizer, tools=tools)
+    texts = [tokenizer.decode(data[i].token_ids) for i in range(4)]
+    assert texts[0].startswith("<|im_start|>system\nBe brief.\n\nYou can call these functions:\n<tools>\n")
+    assert json.dumps(tools[0]) in texts[0]
+    assert texts[1].startswith("<|im_start|>system\nOwn.\n\nYou can call")
+    assert texts[2].startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert [data[i].agent_name for i in range(4)] == [None, None, "single_turn_agent", "mine"]
+    assert data.agent_names == {"single_turn_agent", "mine"}
+    assert data[1].messages == own  # what the row said
+    without = create_rl_dataset(path, data_config(max_prompt_length=600), tokenizer)
+    assert tokenizer.decode(without[0].token_ids).startswith("<|im_start|>user")
+
+
+def test_tools_go_where_the_template_has_a_place_for_them(tmp_path, model_folder, data_config):
+    template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{{ messages[-1].content }}"
+    tokenizer = hf_tokenizer(model_folder, custom_chat_template=template)
+    path = write_rows(tmp_path / "a.jsonl", [row(0, "hi"), row(1, "ho", agent_name="single_turn_agent")])
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    data = create_rl_dataset(path, data_config(), tokenizer, tools=tools)
+    assert [tokenizer.decode(data[i].token_ids) for i in range(2)] == ["[add]hi", "ho"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([row(0), row(1, agent_name=3)], r"a\.jsonl, row 1: column 'agent_name' must be text, not int 3"),
+        ([row(0), row(1, data_source=None)], r"row 1: column 'data_source'"),
+        ([{"text": "x"}], r"a\.jsonl: no column 'prompt', 'data_source'"),
+    ],
+)
+def test_messages_name_the_key(tmp_path, tokenizer, data_config, rows, told):
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    for key, is_train in (("data.train_files", True), ("data.val_files", False)):
+        with pytest.raises(DataError, match=f"^{re.escape(key)}: .*{told}"):
+            create_rl_dataset(path, data_config(), tokenizer, is_train=is_train)

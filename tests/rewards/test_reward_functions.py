@@ -240,17 +240,18 @@ async def test_reasoning_gym_rows_are_scored_by_its_own_scorer(started, tokenize
     import pyarrow as pa
     import reasoning_gym
 
-    for task, config in (("chain_sum", '{"max_terms": 3}'), ("basic_arithmetic", "{}"), ("countdown", "{}")):
-        rows = list(script["make_rows"](task, "train", 4, 5, config))
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-        (row, *_) = pq.read_table(tmp_path / "rows.parquet").to_pylist()
-        questions = reasoning_gym.create_dataset(task, seed=5, size=4, **json.loads(config))
-        answers = [questions[0]["answer"], "17", "nothing"]
-        async with started(sources={row["data_source"]}) as manager:
+    tasks = {"chain_sum": '{"max_terms": 3}', "basic_arithmetic": "{}", "countdown": "{}"}
+    async with started(sources={"reasoning_gym/chain_sum"}, num_workers=1) as manager:
+        for task, config in tasks.items():
+            rows = list(script["make_rows"](task, "train", 4, 5, config))
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+            (row, *_) = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+            questions = reasoning_gym.create_dataset(task, seed=5, size=4, **json.loads(config))
+            answers = [questions[0]["answer"], "17", "nothing"]
             prompt = make_prompt(row["data_source"], row["reward_model"]["ground_truth"], row["extra_info"])
             texts = [f"I think <answer>{answer}</answer>" for answer in answers]
             samples = await score_all(manager, tokenizer, [*texts, str(answers[0])], prompt)
-        own = [questions.score_answer(answer, questions[0]) for answer in answers]
-        assert [sample.reward for sample in samples] == [np.float32(score) for score in [*own, own[0]]]
-        assert samples[0].reward == 1
-        assert (samples[0].reward_parts["tagged"], samples[3].reward_parts["tagged"]) == (1, 0)
+            own = [questions.score_answer(answer, questions[0]) for answer in answers]
+            assert [sample.reward for sample in samples] == [np.float32(score) for score in [*own, own[0]]]
+            assert samples[0].reward == 1
+            assert (samples[0].reward_parts["tagged"], samples[3].reward_parts["tagged"]) == (1, 0)

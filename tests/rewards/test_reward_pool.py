@@ -243,11 +243,12 @@ async def test_reward_processes_end_when_their_parent_is_killed(function_file, t
     script = tmp_path / "parent.py"
     script.write_text(f"""
 import asyncio
+from jaxrl_ppo.rewards.functions import FunctionSpec
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
 from jaxrl_ppo.rewards.pool import RewardPool
 
 async def main():
-    pool = RewardPool(MethodSpec({function_file(CHILD)!r}), num_workers=1, timeout_s=600, memory_mb=None)
+    pool = RewardPool(MethodSpec(FunctionSpec({function_file(CHILD)!r})), num_workers=1, timeout_s=600, memory_mb=None)
     await pool.start()
     await pool.score(Call("x", "hang", None, {{"file": {str(tmp_path / "pids")!r}}}, 1))
 

@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (folder / "model" / "model.safetensors").touch()
-    row = {"data_source": "sum", "prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
+    row = {"data_source": "arithmetic", "prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row] * 40), folder / "train.parquet")
     (folder / "val.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "reward.py").write_text(

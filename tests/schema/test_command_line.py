@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -196,3 +197,36 @@ def test_help_names_configurations_and_keys_that_exist() -> None:
     keys = {word for word in words if word.split(".")[0] in sections and "." in word}
     assert len(keys) > 10
     assert keys <= {path for path, _, _ in walk()}
+
+
+def test_a_dry_run_reads_rows_and_loads_the_reward_function(needed: list[str], files: Path, tmp_path: Path) -> None:
+    result = run(*needed, "trainer.dry_run=true")
+    assert result.returncode == 0, result.stderr
+    *_, train, val, reward, last = result.stdout.splitlines()
+    assert train.startswith("data.train_files: ")
+    assert train.endswith("train.parquet: all of 40 rows are as they should be")
+    assert val.endswith("val.jsonl: all of 1 rows are as they should be")
+    assert reward.startswith("reward: loaded")
+    assert last == "dry run: nothing was started"
+    rows = [json.loads((files / "val.jsonl").read_text()) for _ in range(3)]
+    rows[2]["prompt"] = []
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.py").write_text("def compute_score(solution_str): return 1.0\n")
+    result = run(
+        *needed,
+        f"data.val_files={tmp_path / 'rows.jsonl'}",
+        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
+        "trainer.dry_run=true",
+    )
+    assert result.returncode == 2
+    assert f"data.val_files: {tmp_path / 'rows.jsonl'}, row 2: the prompt is empty" in result.stderr
+    assert "reward: reward.custom_reward_function: compute_score(solution_str) is called with" in result.stderr
+    assert "nothing was started" not in result.stdout
+
+
+def test_a_dry_run_finds_a_task_that_nothing_scores(needed: list[str], tmp_path: Path) -> None:
+    row = {"data_source": "riddles", "prompt": [{"role": "user", "content": "?"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    result = run(*needed, f"data.val_files={tmp_path / 'rows.jsonl'}", "trainer.dry_run=true")
+    assert result.returncode == 2
+    assert "reward: no scorer for data_source 'riddles'" in result.stderr

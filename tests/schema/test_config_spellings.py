@@ -132,7 +132,6 @@ def test_hydra_targets_are_ignored(check: Callable[..., Checked]) -> None:
     [
         "algorithm.adv_estimator=gae",
         "critic.enable=true",
-        "actor_rollout_ref.rollout.multi_turn.enable=true",
         "reward.reward_model.enable=true",
         "reward_model.enable=true",
         "actor_rollout_ref.model.lora_rank=8",
