@@ -166,7 +166,9 @@ def run_ppo(config: Config) -> None:
     try:
         launch.run_ppo(config)
     except launch.RunFailed as error:
-        sys.exit(str(error))
+        folder = Path(config.trainer.default_local_dir)
+        where = f"\nwhat the run had written (metrics, samples, checkpoints): {folder}" if folder.exists() else ""
+        sys.exit(f"{error}{where}")
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on after the last checkpoint in {config.trainer.default_local_dir}")
         sys.exit(INTERRUPTED)

@@ -59,6 +59,7 @@ class RunObserver:
         """One finished step; how the pools used its time is added to its metrics."""
         now = time.time()
         metrics = {**metrics, **self._timeline.pool_metrics(now - metrics["timing_s/step"], now)}
+        metrics |= self._timeline.overlap_metrics(step)
         self.folder.write_metrics(step, metrics)
         self._timeline.flush()
         self._trackers.log(metrics, step)
@@ -100,6 +101,8 @@ class RunObserver:
         self._timeline.flush()
         self._trackers.finish(succeeded=succeeded)
         if succeeded:
-            validations = [row for row in read_metrics(self.folder.path) if any("/mean@" in name for name in row)]
+            rows = read_metrics(self.folder.path)
+            validations = [row for row in rows if any("/mean@" in name for name in row)]
             before, after = (validations[0], validations[-1]) if len(validations) > 1 else ({}, {})
-            self._tell(("summary", before, after, str(self.folder.path)))
+            in_steps = sum(row.get("timing_s/step") or 0.0 for row in rows)
+            self._tell(("summary", before, after, str(self.folder.path), in_steps))

@@ -83,6 +83,10 @@ class SampleWriter:
             "finish_reason": sample.finish_reason,
             "versions": _runs(sample.versions),
         }
+        if sample.reward_labels:
+            row["labels"] = sample.reward_labels
+        if len(sample.turns) > 1:
+            row["turns"] = [[turn.role, turn.start, turn.end] for turn in sample.turns]
         if detailed:
             row["tokens"] = self._texts(sample.response_ids.tolist())
             row["log_probs"] = _rounded(sample.log_probs)

@@ -20,6 +20,7 @@ TRAINING = ("old_log_prob", "ref", "values", "advantage", "update_critic", "upda
 GROUPS: dict[str, tuple[str, ...]] = {
     "rollout": ("generation",),
     "rewards": ("reward",),
+    "tools": ("tools",),
     "trainer": TRAINING,
     "both pools": ("weight_sync", "validation", "checkpoint"),
 }
@@ -120,6 +121,14 @@ class Timeline:
         if replicas and training:
             metrics["perf/overlap_s"] = overlap_seconds([span for one in replicas.values() for span in one], training)
         return metrics
+
+    def overlap_metrics(self, step: int) -> dict[str, float]:
+        """`perf/generation_overlapped_s`: seconds of batch `step`'s generation beside the training of another batch."""
+        with self._lock:
+            spans = list(self._recent)
+        generation = [span for span in spans if span.step == step and span.track.split("/")[0] == "generation"]
+        training = [span for span in spans if span.step != step and span.track in TRAINING]
+        return {"perf/generation_overlapped_s": overlap_seconds(generation, training)} if generation else {}
 
     def flush(self) -> None:
         """Write everything recorded so far. Called on its own every few seconds; call it at the end of each step."""

@@ -73,8 +73,9 @@ def test_a_run_and_its_resume(observe, tmp_path, batch, samples):
     assert len(read_json_lines(tmp_path / "rollouts" / "2.jsonl")) == 4
     assert len(read_json_lines(tmp_path / "validations" / "2.jsonl")) == 2
     assert [event[:2] for event in told[:2]] == [("validation", 2), ("step", 2)]
-    method, before, after, where = told[-1]
+    method, before, after, where, in_steps = told[-1]
     assert (method, before[ACCURACY], after[ACCURACY], where) == ("summary", 0.25, 0.75, str(folder))
+    assert in_steps == 200  # step 1, before the resume, included
 
 
 def test_a_run_that_failed_has_no_summary(observe):

@@ -115,3 +115,14 @@ def test_idle_shares_of_the_pools_within_a_step(tmp_path):
         "perf/idle_share/trainer": pytest.approx(0.3),
         "perf/overlap_s": pytest.approx(5.0),
     }
+
+
+def test_generation_of_a_batch_beside_the_training_of_another(tmp_path):
+    """Batch 2 is generated from 2 to 12; batch 1 trains from 4 to 10, batch 2 from 12 on."""
+    timeline = Timeline(tmp_path / "timeline.json")
+    timeline.event("gen", 2.0, 12.0, step=2, track="generation")
+    timeline.event("update_actor", 4.0, 9.0, step=1, track="update_actor")
+    timeline.event("adv", 9.0, 10.0, step=1, track="advantage")
+    timeline.event("update_actor", 11.0, 20.0, step=2, track="update_actor")
+    assert timeline.overlap_metrics(2) == {"perf/generation_overlapped_s": 6.0}
+    assert timeline.overlap_metrics(1) == {}

@@ -23,6 +23,8 @@ TEXT_KEYS = {
     "response": "r",
     "ground_truth": "g",
     "reward_parts": "parts",
+    "labels": "labels",
+    "turns": "turns",
     "index": "i",
     "finish_reason": "f",
     "versions": "v",

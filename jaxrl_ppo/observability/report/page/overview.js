@@ -4,9 +4,13 @@ const HEADLINES = [
   ["response length, mean", "response_length/mean"],
   ["entropy", "actor/entropy"],
   ["gradient norm", "actor/grad_norm"],
-  ["engine and trainer probability apart, max", "training/rollout_probs_diff_max"],
+  ["turns of a response, mean", "num_turns/mean"],
+  ["engine's probability and the trainer's apart, max (one-step-off: one update included)", "training/rollout_probs_diff_max"],
   ["staleness", "training/staleness"],
+  ["rewards that failed", "reward/failures"],
   ["tokens a second and device", "perf/throughput"],
+  ["idle share of the trainer", "perf/idle_share/trainer"],
+  ["idle share of the rollouts", "perf/idle_share/rollout"],
 ];
 const MAIN_CURVES = [
   "critic/score/mean", "response_length/mean", "response_length/clip_ratio", "actor/entropy", "actor/ppo_kl",

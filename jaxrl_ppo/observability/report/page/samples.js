@@ -91,10 +91,12 @@ async function showSample(detail, table, file, row) {
   detail.replaceChildren(title,
     siblings.length > 1 ? element("div", { class: "controls" }, element("span", { class: "faint" }, "rewards of this prompt's samples"), ...siblings) : "",
     element("p", { class: "faint" }, [`source ${run.sources[data.source[at]]}`, `finished by ${sample.f === "length" ? "length limit" : sample.f}`,
-      sample.a === undefined ? null : `advantage ${number(sample.a)}`, `weight version ${sample.v.map(([version, count]) => (sample.v.length > 1 ? `${version} (${count} tokens)` : version)).join(", ") || "–"}`, where].filter((one) => one).join(" · ")),
+      sample.a === undefined ? null : `advantage ${number(sample.a)}`, sample.turns?.length ? `${sample.turns.length} turns, ${sample.turns.filter(([role]) => role === "tool").length} of them tools` : null,
+      `weight version ${sample.v.map(([version, count]) => (sample.v.length > 1 ? `${version} (${count} tokens)` : version)).join(", ") || "–"}`, where].filter((one) => one).join(" · ")),
     element("h3", {}, "Prompt"), element("div", { class: "text" }, sample.p),
     element("h3", {}, "Response"), sample.t ? tokens(sample, () => showSample(detail, table, file, row)) : element("div", { class: "text" }, sample.r),
     element("h3", {}, "Expected"), element("div", { class: "text" }, typeof sample.g === "string" ? sample.g : JSON.stringify(sample.g)),
+    ...(Object.keys(sample.labels ?? {}).length ? [element("h3", {}, "What the reward function said"), element("table", {}, element("tbody", {}, ...Object.entries(sample.labels).map(([name, text]) => element("tr", {}, element("td", {}, name), element("td", {}, text)))))] : []),
     ...(parts.length ? [element("h3", {}, "Parts of the reward"), element("table", {}, element("tbody", {}, ...parts.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", { class: "number" }, number(value))))))] : []));
 }
 

@@ -1,6 +1,6 @@
 // Where the time goes: phase bars for each step, and the timeline that shows what overlaps what.
 const PHASES = {
-  generation: "#3b82c4", reward: "#d9a441", old_log_prob: "#7a6fc2", ref: "#a58bd6", values: "#c58ac0", advantage: "#8a8f99",
+  generation: "#3b82c4", reward: "#d9a441", tools: "#b0623c", old_log_prob: "#7a6fc2", ref: "#a58bd6", values: "#c58ac0", advantage: "#8a8f99",
   update_critic: "#c9705c", update_actor: "#3f9b6c", weight_sync: "#d1661a", validation: "#2aa3a3", checkpoint: "#7d7466",
 };
 const PHASE_OF_TIMING = { gen: "generation", adv: "advantage", update_weights: "weight_sync", stage_weights: "weight_sync", testing: "validation", save_checkpoint: "checkpoint" };
