@@ -148,7 +148,8 @@ def _split(metrics: Mapping[str, Any]) -> str:
 
 def validation_line(metrics: Mapping[str, Any]) -> str:
     """The main validation scores, as one line: for each data source its mean, and what several samples add."""
-    means, further = {}, {}
+    means: dict[str, float] = {}
+    further: dict[str, float] = {}
     for name, value in metrics.items():
         if name.startswith("val-core/"):
             where = further if "/mean@" not in name else means
