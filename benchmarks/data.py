@@ -81,7 +81,16 @@ def measure(reader: str, path: Path, tokenizer_folder: Path) -> dict[str, float]
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         environment = os.environ | {"HF_HOME": cache, "JAXRL_PPO_CACHE": cache, "JAX_PLATFORMS": "cpu"}
         started = time.perf_counter()
-        command = [sys.executable, __file__, "--reader", reader, "--file", str(path), "--tokenizer", str(tokenizer_folder)]
+        command = [
+            sys.executable,
+            __file__,
+            "--reader",
+            reader,
+            "--file",
+            str(path),
+            "--tokenizer",
+            str(tokenizer_folder),
+        ]
         said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
         wall = time.perf_counter() - started
         disk = sum(file.stat().st_size for file in Path(cache).rglob("*") if file.is_file())

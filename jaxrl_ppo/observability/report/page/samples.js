@@ -91,7 +91,7 @@ async function showSample(detail, table, file, row) {
   detail.replaceChildren(title,
     siblings.length > 1 ? element("div", { class: "controls" }, element("span", { class: "faint" }, "rewards of this prompt's samples"), ...siblings) : "",
     element("p", { class: "faint" }, [`source ${run.sources[data.source[at]]}`, `finished by ${sample.f === "length" ? "length limit" : sample.f}`,
-      sample.a === undefined ? null : `advantage ${number(sample.a)}`, sample.turns?.length ? `${sample.turns.length} turns, ${sample.turns.filter(([role]) => role === "tool").length} of them tools` : null,
+      sample.a === undefined ? null : `advantage ${number(sample.a)}`, sample.turns?.length ? `${sample.turns.length} turns, ${sample.turns.filter(([role]) => role === "tool").length} by tools` : null,
       `weight version ${sample.v.map(([version, count]) => (sample.v.length > 1 ? `${version} (${count} tokens)` : version)).join(", ") || "–"}`, where].filter((one) => one).join(" · ")),
     element("h3", {}, "Prompt"), element("div", { class: "text" }, sample.p),
     element("h3", {}, "Response"), sample.t ? tokens(sample, () => showSample(detail, table, file, row)) : element("div", { class: "text" }, sample.r),
