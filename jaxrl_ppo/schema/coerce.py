@@ -117,7 +117,7 @@ def _convert(value: Any, hint: Any, info: KeyInfo) -> Any:
                 return _convert(value, option, info)
             except _WrongType:
                 continue
-        raise _WrongType(" or ".join(_name(option) for option in options))
+        raise _WrongType(" or ".join(type_name(option) for option in options))
     if hint is types.NoneType:
         if value is None:
             return None
@@ -146,15 +146,15 @@ def _convert(value: Any, hint: Any, info: KeyInfo) -> Any:
             return [value]  # verl recipes write trainer.logger=console
     elif typing.get_origin(hint) is dict and isinstance(value, Mapping):
         return dict(value)
-    raise _WrongType(_name(hint))
+    raise _WrongType(type_name(hint))
 
 
-def _name(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     """A type in plain words."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(_name(option) for option in typing.get_args(hint))
+        return " or ".join(type_name(option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is list:
-        return f"a list, each item {_name(typing.get_args(hint)[0])}"
+        return f"a list, each item {type_name(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict:
         return "a mapping"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
