@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_ppo.models.architecture import DecoderConfig
-from jaxrl_ppo.models.attention import causal_attention, mask_bias, packed_mask
+from jaxrl_ppo.models.attention import Rows, causal_attention, mask_bias, packed_mask
 from jaxrl_ppo.models.layers import Params, decoder_layer, rms_norm
 from jaxrl_ppo.models.rope import rope_angles
 
@@ -52,7 +52,7 @@ def prefill(
     `params` are a decoder's, with `layers` a list of each layer's own.
     """
     positions = jnp.arange(tokens.shape[1])[None]
-    bias = mask_bias(packed_mask((positions < lengths[:, None]).astype(jnp.int32), None))
+    bias = mask_bias(packed_mask(Rows(positions, (positions < lengths[:, None]).astype(jnp.int32))))
     cos, sin = rope_angles(positions, config.rope, config.head_dim)
     kept: list[tuple[jax.Array, jax.Array]] = []
 

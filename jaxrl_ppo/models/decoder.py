@@ -10,17 +10,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_ppo.models.architecture import DecoderConfig
-from jaxrl_ppo.models.attention import causal_attention, mask_bias, packed_mask
+from jaxrl_ppo.models.attention import Rows
+from jaxrl_ppo.models.kernels import KERNELS, row_attention
 from jaxrl_ppo.models.layers import decoder_layer, rms_norm
-from jaxrl_ppo.models.parameters import nest, parameter_specs
+from jaxrl_ppo.models.parameters import flatten, nest, parameter_specs
 from jaxrl_ppo.models.rope import rope_angles
+from jaxrl_ppo.sharding.layout import Layout
 
 # What the backward pass of a layer keeps: everything, only its input, or the results of its projections.
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-ATTENTION_KERNELS = {"xla": causal_attention}
 
 
 class Decoder(nnx.Module):
@@ -29,8 +30,13 @@ class Decoder(nnx.Module):
     With `config.head` "lm", `head()` is the kernel that makes logits of hidden states; with "value" or "sequence",
     `values` gives a number for every token.
     `param_dtype` is what parameters are stored in, `dtype` what the forward pass computes in (norms and softmax
-    always in float32). `remat` is "none", "full" or "dots". Every nnx.Param carries `logical_axes`, a name per axis.
+    always in float32). `remat` is "none", "full" or "dots", `attention` a kernel of `kernels.py`. On a mesh, `layout`
+    says where activations lie; None leaves that to the compiler. Every nnx.Param carries `logical_axes`, a name per
+    axis.
     """
+
+    lm_head: nnx.Dict
+    score: nnx.Dict
 
     def __init__(
         self,
@@ -41,15 +47,17 @@ class Decoder(nnx.Module):
         dtype: Any = jnp.float32,
         remat: str = "none",
         attention: str = "xla",
+        layout: Layout | None = None,
     ):
-        if attention not in ATTENTION_KERNELS:
-            raise ValueError(f"attention {attention!r} is not known; use {', '.join(ATTENTION_KERNELS)}")
+        if attention not in KERNELS:
+            raise ValueError(f"attention {attention!r} is not known; use {', '.join(KERNELS)}")
         if remat != "none" and remat not in REMAT_POLICIES:
             raise ValueError(f"remat {remat!r} is not known; use none, {', '.join(REMAT_POLICIES)}")
         self.config = config
         self.dtype = dtype
         self.remat = remat
         self.attention = attention
+        self.layout = layout
         tree = nest(
             {
                 path: nnx.Param(spec.initializer(rngs.params(), spec.shape, param_dtype), logical_axes=spec.axes)
@@ -77,21 +85,34 @@ class Decoder(nnx.Module):
         """
         config = self.config
         params = nnx.to_pure_dict(nnx.state(self, nnx.Param))
-        kernel = ATTENTION_KERNELS[self.attention]
-        bias = mask_bias(packed_mask(segment_ids, branch_ids))
+        rows = Rows(positions, segment_ids, branch_ids)
+        attention = row_attention(self.attention, rows, scale=config.query_scale, layout=self.layout)
         cos, sin = rope_angles(positions, config.rope, config.head_dim)
-        x = params["embed"]["embedding"].astype(self.dtype)[tokens]
-
-        def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return kernel(query, key, value, bias, config.query_scale)
+        x = self._stream(params["embed"]["embedding"][tokens].astype(self.dtype))
 
         def layer(x: jax.Array, layer_params: dict[str, Any]) -> tuple[jax.Array, None]:
-            return decoder_layer(x, layer_params, config, cos, sin, attention), None
+            return self._stream(decoder_layer(x, self._computing(layer_params), config, cos, sin, attention)), None
 
         if self.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
         x, _ = jax.lax.scan(layer, x, params["layers"])
         return rms_norm(x, params["final_norm"], config.norm_eps)
+
+    def _stream(self, x: jax.Array) -> jax.Array:
+        """The residual stream [R, S, D] where it belongs."""
+        return x if self.layout is None else self.layout.constrain(x, "rows", "length", "features")
+
+    def _computing(self, layer_params: dict[str, Any]) -> dict[str, Any]:
+        """One layer's parameters in `dtype`, each still where it lies: they are gathered after the cast, not before."""
+        if self.layout is None:
+            return layer_params
+        axes = {path: spec.axes[1:] for path, spec in parameter_specs(self.config).items()}
+        return nest(
+            {
+                path: self.layout.constrain(leaf.astype(self.dtype), *axes[f"layers.{path}"])
+                for path, leaf in flatten(layer_params)
+            }
+        )
 
     def head(self) -> jax.Array:
         """The [D, V] kernel that turns hidden states into logits, in `dtype`; tied models share the embedding."""

@@ -28,8 +28,9 @@ def validate_config(
     *,
     model_types: Collection[str] | None = None,
     copies: Mapping[str, str] | None = None,
+    files: bool = True,
 ) -> Checked:
-    """Check `raw`, the resolved configuration as plain containers, and the files it names.
+    """Check `raw`, the resolved configuration as plain containers, and, with `files`, the files it names.
 
     `given` are the dotted keys set on the command line, which tell a default from the same value asked for.
     `model_types` are the architectures that can be trained; None leaves that check to the model reader.
@@ -49,7 +50,7 @@ def validate_config(
     fill_in(config)
     # These have their defaults now, whose own faults would only confuse.
     at_fault = tuple(key for fault in faults for key in fault.keys)
-    found = rules.check(config) + preflight.check(config, model_types)
+    found = rules.check(config) + (preflight.check(config, model_types) if files else [])
     faults += [fault for fault in found if not any(_is_within(key, at_fault) for key in fault.keys)]
     told = {key for fault in faults for key in fault.keys}
     faults = [fault for fault in faults if not all((copies or {}).get(key) in told for key in fault.keys)]

@@ -27,7 +27,7 @@ class ShardingRules:
 
     layers: MeshAxes = ()
     vocab: MeshAxes = ("tensor",)
-    embed: MeshAxes = ("fsdp",)
+    embed: MeshAxes = ("fsdp", "sequence")
     heads: MeshAxes = ("tensor",)
     kv_heads: MeshAxes = ("tensor",)
     head_dim: MeshAxes = ()
@@ -76,7 +76,7 @@ class ShardingRules:
         return PartitionSpec(*parts)
 
     def sharding(self, mesh: Mesh, logical: Sequence[str | None], shape: Sequence[int] | None = None) -> NamedSharding:
-        """`spec` on `mesh`. With `shape`, a dimension that its mesh axes do not divide is kept whole instead.
+        """`spec` on `mesh`. With `shape`, a dimension is split over only as many of its mesh axes as divide it.
 
         That happens to few and small dimensions (three key/value heads over a tensor axis of four): the array is then
         replicated along that axis, which costs memory and never correctness.
@@ -86,8 +86,15 @@ class ShardingRules:
             return NamedSharding(mesh, spec)
         if len(shape) != len(logical):
             raise ShardingError(f"an array of shape {tuple(shape)} cannot have the axes {tuple(logical)}")
-        parts = [part if part is None or size % axis_size(mesh, part) == 0 else None for part, size in zip(spec, shape)]
+        parts = [part if part is None else _dividing(mesh, part, size) for part, size in zip(spec, shape)]
         return NamedSharding(mesh, PartitionSpec(*parts))
+
+
+def _dividing(mesh: Mesh, axes: MeshAxes, size: int) -> MeshAxes | None:
+    """The first of `axes` that together divide `size`; None if not even the first does."""
+    while axes and size % axis_size(mesh, axes):
+        axes = axes[:-1]
+    return axes or None
 
 
 def axis_size(mesh: Mesh, axes: MeshAxes | str) -> int:

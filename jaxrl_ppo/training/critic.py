@@ -9,14 +9,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_ppo.models.config import load_decoder_config
-from jaxrl_ppo.sharding.rules import ShardingRules
 from jaxrl_ppo.training.minibatches import make_value_mini_batch, optimizer_steps
-from jaxrl_ppo.training.model_programs import decayed_parameters
-from jaxrl_ppo.training.model_trainer import DTYPES, ModelTrainer, remat_policy
-from jaxrl_ppo.training.optimizer import learning_rate, make_optimizer
+from jaxrl_ppo.training.model_trainer import ModelTrainer
+from jaxrl_ppo.training.optimizer import learning_rate
 from jaxrl_ppo.training.packing import pack
+from jaxrl_ppo.training.setup import DTYPES, critic_limits, critic_programs
 from jaxrl_ppo.training.totals import Totals
-from jaxrl_ppo.training.value_programs import ValuePrograms
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import ActorRolloutRefConfig, CriticConfig
@@ -46,18 +44,8 @@ class CriticTrainer(ModelTrainer):
         self.config, self.policy = critic, policy
         actor = policy.actor
         model = load_decoder_config(model_folder, "value")
-        self.optimizer = make_optimizer(critic.optim, total_steps, decayed_parameters(model), "critic.optim")
         self.learning_rate = learning_rate(critic.optim, total_steps)
-        self.programs = ValuePrograms(
-            model,
-            critic,
-            self.optimizer,
-            mesh,
-            ShardingRules(),
-            dtype=DTYPES[actor.fsdp_config.dtype],
-            remat=remat_policy(policy.model.enable_gradient_checkpointing),
-            attention="xla",
-        )
+        self.programs = critic_programs(critic, policy, model, mesh, total_steps)
         super().__init__(
             self.programs,
             critic.checkpoint,
@@ -65,12 +53,7 @@ class CriticTrainer(ModelTrainer):
             dtype=DTYPES[actor.fsdp_config.model_dtype],
             seed=seed,
         )
-        self._packing_limits = self._limits(
-            None if actor.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu,
-            critic.ppo_max_token_len_per_gpu,
-            "critic.ppo_max_token_len_per_gpu",
-            actor.prefix_sharing,
-        )
+        self._packing_limits = critic_limits(critic, policy, model, self.programs.layout)
 
     def values(self, batch: Batch) -> np.ndarray:
         """The value before each response token, float32 [B, T]; 0 outside the mask.

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_ppo.models.decoder import Decoder
 from jaxrl_ppo.models.parameters import abstract_params, flatten, nest, parameter_specs, to_state
-from jaxrl_ppo.sharding.rules import ShardingRules
+from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.training.head import gather_sources
 from jaxrl_ppo.training.optimizer import apply_gradients
 
 if TYPE_CHECKING:
     from jaxrl_ppo.models.architecture import DecoderConfig
+    from jaxrl_ppo.training.packing import MicroStep
 
 Tree = Any  # nested dict of arrays, like the parameters
 Arrays = dict[str, jax.Array]
@@ -27,10 +30,10 @@ Arrays = dict[str, jax.Array]
 ROWS = ("tokens", "positions", "segment_ids", "branch_ids")
 
 
-def parameter_shardings(config: DecoderConfig, mesh: Mesh, rules: ShardingRules) -> Tree:
+def parameter_shardings(config: DecoderConfig, layout: Layout) -> Tree:
     """A nested dict like the parameters with the placement of each."""
     specs = parameter_specs(config)
-    return nest({path: rules.sharding(mesh, spec.axes, spec.shape) for path, spec in specs.items()})
+    return nest({path: layout.sharding(spec.axes, spec.shape) for path, spec in specs.items()})
 
 
 def decayed_parameters(config: DecoderConfig) -> Tree:
@@ -62,23 +65,24 @@ class ModelPrograms:
         model: DecoderConfig,
         optimizer: optax.GradientTransformation,
         max_norm: float,
-        mesh: Mesh,
-        rules: ShardingRules,
+        layout: Layout,
         *,
         dtype: Any,
         remat: str,
         attention: str,
     ):
-        self.model, self.mesh, self.rules = model, mesh, rules
-        make = functools.partial(Decoder, model, dtype=dtype, remat=remat, attention=attention)
+        mesh = layout.mesh
+        self.model, self.layout = model, layout
+        self.dtype, self.remat, self.attention = dtype, remat, attention
+        make = functools.partial(Decoder, model, dtype=dtype, remat=remat, attention=attention, layout=layout)
         self._graph = nnx.graphdef(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
         self.everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
         on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self.parameter_shardings = parameter_shardings(model, mesh, rules)
-        abstract = nest({path: leaf.get_value() for path, leaf in flatten(abstract_params(model))})
-        self.state_shardings = state_shardings(optimizer, abstract, self.parameter_shardings, mesh)
-        self.row_sharding = NamedSharding(mesh, rules.spec(("rows", "length")))
-        self.slot_sharding = NamedSharding(mesh, rules.spec(("rows", None)))
+        self.parameter_shardings = parameter_shardings(model, layout)
+        self.state_shardings = state_shardings(
+            optimizer, self.abstract_params(jnp.float32), self.parameter_shardings, mesh
+        )
+        self.row_sharding = self.slot_sharding = layout.sharding(("rows", "length"))
         placed = (self.parameter_shardings, everywhere)
 
         self.init_state = jax.jit(optimizer.init, out_shardings=self.state_shardings)
@@ -94,6 +98,36 @@ class ModelPrograms:
             # Without it XLA:CPU copies both moments before it overwrites them.
             compiler_options={"xla_cpu_copy_insertion_use_region_analysis": True} if on_cpu else None,
         )
+
+    def abstract_params(self, dtype: Any) -> Tree:
+        """Shapes, types and placements of the parameters, nothing allocated."""
+        leaves = {path: leaf.get_value() for path, leaf in flatten(abstract_params(self.model, dtype))}
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            nest(leaves),
+            self.parameter_shardings,
+        )
+
+    def placements(
+        self, step: MicroStep, columns: Mapping[str, np.ndarray]
+    ) -> dict[str, tuple[np.ndarray, NamedSharding]]:
+        """A micro-step's arrays by the names that the programs know them by, each with where it lies.
+
+        `columns` are [B, T] over the batch that `step` was packed from.
+        """
+        rows = {name: getattr(step, name) for name in ROWS if getattr(step, name) is not None}
+        slots = {name: getattr(step, name) for name in ("source", "target", "sequence")}
+        slots |= {name: step.take(column) for name, column in columns.items()}
+        placed = {name: (array, self.row_sharding) for name, array in rows.items()}
+        return placed | {name: (array, self.slot_sharding) for name, array in slots.items()}
+
+    def _sources(self, decoder: Any, arrays: Arrays) -> jax.Array:
+        """The hidden state before each of a micro-step's targets, [G, T, D], every device having targets of its own."""
+        hidden = decoder.hidden(*(arrays.get(name) for name in ROWS))
+        constrain = self.layout.constrain
+        # It may lie on any device that has a part of its row.
+        sources = gather_sources(constrain(hidden, "rows", None, "features"), arrays["source"])
+        return constrain(sources, "rows", "length", "features")
 
     def _decoder(self, params: Tree) -> Any:
         """The module with these parameters."""

@@ -7,23 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxrl_ppo.models.huggingface import load_params
 from jaxrl_ppo.models.parameters import flatten, nest
-from jaxrl_ppo.sharding.rules import axis_size
 from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateStore, abstract
-from jaxrl_ppo.training.model_programs import ROWS
-from jaxrl_ppo.training.packing import MicroStep, Packing, PackingLimits
+from jaxrl_ppo.training.packing import MicroStep, Packing
 
 if TYPE_CHECKING:
-    from jaxrl_ppo.models.architecture import DecoderConfig
     from jaxrl_ppo.schema.config import CheckpointConfig
     from jaxrl_ppo.training.model_programs import ModelPrograms
-
-DTYPES = {"fp32": jnp.float32, "float32": jnp.float32, "bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
 
 
 class ModelTrainer:
@@ -36,7 +30,7 @@ class ModelTrainer:
         self, programs: ModelPrograms, checkpoint: CheckpointConfig, *, folder: str | Path, dtype: Any, seed: int
     ):
         """Load the model of `folder`, its parameters in `dtype`. Raises ModelFolderError or ShardingError."""
-        self.model, self.mesh, self.rules = programs.model, programs.mesh, programs.rules
+        self.model, self.mesh = programs.model, programs.layout.mesh
         self.seed = seed
         self._programs, self._checkpoint = programs, checkpoint
         self.params = self._load(folder, dtype)
@@ -103,25 +97,8 @@ class ModelTrainer:
 
     def _place(self, step: MicroStep, columns: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """A micro-step's arrays on the devices, each process contributing its own pieces."""
-        rows = {name: getattr(step, name) for name in ROWS}
-        slots = {name: getattr(step, name) for name in ("source", "target", "sequence")}
-        slots |= {name: step.take(column) for name, column in columns.items()}
-        return {
-            name: _to_devices(array, sharding)
-            for arrays, sharding in ((rows, self._programs.row_sharding), (slots, self._programs.slot_sharding))
-            for name, array in arrays.items()
-            if array is not None
-        }
-
-    def _limits(self, sequences: int | None, tokens: int, key: str, prefix_sharing: str) -> PackingLimits:
-        return PackingLimits(
-            groups=axis_size(self.mesh, self.rules.rows),
-            tokens=None if sequences else tokens,
-            tokens_key=key,
-            sequences=sequences,
-            share_prefix=prefix_sharing != "false",
-            attention_cost=_attention_cost(self.model),
-        )
+        placements = self._programs.placements(step, columns)
+        return {name: _to_devices(array, sharding) for name, (array, sharding) in placements.items()}
 
     def _load(self, folder: str | Path, dtype: Any) -> Any:
         shardings = self._programs.parameter_shardings
@@ -131,22 +108,3 @@ class ModelTrainer:
 
 def _to_devices(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def remat_policy(enabled: bool) -> str:
-    """The decoder's `remat` for model.enable_gradient_checkpointing."""
-    if not enabled:
-        return "none"
-    # On CPU memory traffic is dear: keeping the projections' results is faster than keeping all or nothing.
-    return "dots" if jax.default_backend() == "cpu" else "full"
-
-
-def _attention_cost(model: DecoderConfig) -> float:
-    """Cost of one token's attention per token of row length, relative to the matrix products of its layer.
-
-    Half of a row's scores are computed, and masked; they are small products with a softmax between them, so that a
-    floating-point operation there costs about four times one in the large products (measured on CPU).
-    """
-    attention = 2 * 2 * model.num_heads * model.head_dim
-    projections = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
-    return attention / (projections + 3 * model.hidden_size * model.intermediate_size)

@@ -28,7 +28,8 @@ class PackingLimits:
     `tokens` tokens (padding included) and `sequences` samples (None: no limit); `tokens_key` is the configuration key
     of the former, for messages. `share_prefix` computes a prompt once for all its responses in a row.
     `attention_cost` is what a token's attention costs per token of row length, relative to everything else the token
-    costs: 0 for kernels that skip other segments, where long rows are free. Row lengths are multiples of `multiple`.
+    costs: 0 for kernels that skip other segments, where long rows are free. Row lengths and targets a piece are
+    multiples of `multiple`.
     """
 
     groups: int
@@ -124,7 +125,7 @@ def pack(batch: Batch, samples: Iterable[int], limits: PackingLimits) -> Packing
     targets = np.sum(batch.response_mask > 0, axis=1)
     pieces, per_piece = _deal(rows, targets, length, limits)
     fullest = max(sum(int(targets[list(s.samples)].sum()) for row in piece for s in row) for piece in pieces)
-    slots = ladder(fullest, 16, octave=2)
+    slots = ladder(fullest, limits.multiple, octave=2)
     builders = [_Builder(batch, per_piece, length, slots, limits.share_prefix) for _ in pieces]
     for builder, piece in zip(builders, pieces):
         for index, row in enumerate(piece):

@@ -11,21 +11,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_ppo.algorithms.diagnostics import rollout_metrics
-from jaxrl_ppo.algorithms.policy_losses import find_policy_loss
 from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.schema.records import Batch, Prompt
-from jaxrl_ppo.sharding.rules import ShardingRules
 from jaxrl_ppo.training.compilation import CompileCounter
 from jaxrl_ppo.training.minibatches import MiniBatch, make_mini_batch, optimizer_steps
-from jaxrl_ppo.training.model_programs import decayed_parameters
-from jaxrl_ppo.training.model_trainer import DTYPES, ModelTrainer, remat_policy
-from jaxrl_ppo.training.optimizer import learning_rate, make_optimizer
+from jaxrl_ppo.training.model_trainer import ModelTrainer
+from jaxrl_ppo.training.optimizer import learning_rate
 from jaxrl_ppo.training.packing import Packing, pack
-from jaxrl_ppo.training.programs import REJECTED, PolicyPrograms
+from jaxrl_ppo.training.programs import REJECTED
+from jaxrl_ppo.training.setup import DTYPES, log_prob_limits, policy_programs, update_limits
 from jaxrl_ppo.training.totals import Totals
 
 if TYPE_CHECKING:
-    from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig, RolloutCorrectionConfig
+    from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig
 
 WEIGHTED = ("pg_loss", "entropy", "kl_loss")  # metrics aggregated as the loss is
 
@@ -51,24 +49,9 @@ class PolicyTrainer(ModelTrainer):
         self.config, self.algorithm = config, algorithm
         actor = config.actor
         model = load_decoder_config(model_folder)
-        self.loss = find_policy_loss(actor.policy_loss.loss_mode)
-        self.optimizer = make_optimizer(
-            actor.optim, total_steps, decayed_parameters(model), "actor_rollout_ref.actor.optim"
-        )
         self.learning_rate = learning_rate(actor.optim, total_steps)
-        dtype = DTYPES[actor.fsdp_config.dtype]
-        self.programs = PolicyPrograms(
-            model,
-            actor,
-            self.loss,
-            self.optimizer,
-            mesh,
-            ShardingRules(),
-            correction=_correction_in_loss(algorithm),
-            dtype=dtype,
-            remat=remat_policy(config.model.enable_gradient_checkpointing),
-            attention="xla",
-        )
+        self.programs = policy_programs(config, algorithm, model, mesh, total_steps)
+        self.loss = self.programs.loss
         self.compiled = CompileCounter()
         super().__init__(
             self.programs,
@@ -77,20 +60,10 @@ class PolicyTrainer(ModelTrainer):
             dtype=DTYPES[actor.fsdp_config.model_dtype],
             seed=seed,
         )
-        self.reference = self._load(model_folder, dtype) if needs_reference else None
+        self.reference = self._load(model_folder, self.programs.dtype) if needs_reference else None
         self.temperature = np.float32(max(config.rollout.temperature, 1e-8))
-        self._update_limits = self._limits(
-            None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-            actor.ppo_max_token_len_per_gpu,
-            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-            actor.prefix_sharing,
-        )
-        self._log_prob_limits = self._limits(
-            None if config.ref.log_prob_use_dynamic_bsz else config.ref.log_prob_micro_batch_size_per_gpu,
-            config.ref.log_prob_max_token_len_per_gpu,
-            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-            actor.prefix_sharing,
-        )
+        self._update_limits = update_limits(config, model, self.programs.layout)
+        self._log_prob_limits = log_prob_limits(config, model, self.programs.layout)
 
     def log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probs of the responses under the current weights and the sampling temperature: float32 [B, T].
@@ -183,10 +156,3 @@ class PolicyTrainer(ModelTrainer):
         for step, result in zip(packing.steps, results):
             step.put(np.asarray(result), out)
         return out
-
-
-def _correction_in_loss(algorithm: AlgorithmConfig) -> RolloutCorrectionConfig | None:
-    """Rollout correction is the loss's own business in bypass mode, where no old log-probs are known before it."""
-    settings = algorithm.rollout_correction
-    active = settings.rollout_is is not None or settings.rollout_rs is not None
-    return settings if settings.bypass_mode and active else None

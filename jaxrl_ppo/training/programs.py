@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from jaxrl_ppo.algorithms.aggregation import reject_in_loss, weighted_sum
 from jaxrl_ppo.algorithms.correction import correct_in_loss
 from jaxrl_ppo.algorithms.kl import kl_penalty
 from jaxrl_ppo.algorithms.masked import packed_sequence_sum
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss
-from jaxrl_ppo.sharding.rules import ShardingRules
-from jaxrl_ppo.training.head import gather_sources, token_log_probs
-from jaxrl_ppo.training.model_programs import ROWS, Arrays, ModelPrograms, Tree
+from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.training.head import token_log_probs
+from jaxrl_ppo.training.model_programs import Arrays, ModelPrograms, Tree
 
 if TYPE_CHECKING:
     from jaxrl_ppo.algorithms.registry import PolicyLoss
@@ -38,17 +37,14 @@ class PolicyPrograms(ModelPrograms):
         actor: ActorConfig,
         loss: PolicyLoss,
         optimizer: optax.GradientTransformation,
-        mesh: Mesh,
-        rules: ShardingRules,
+        layout: Layout,
         *,
         correction: RolloutCorrectionConfig | None,
         dtype: Any,
         remat: str,
         attention: str,
     ):
-        super().__init__(
-            model, optimizer, actor.optim.clip_grad, mesh, rules, dtype=dtype, remat=remat, attention=attention
-        )
+        super().__init__(model, optimizer, actor.optim.clip_grad, layout, dtype=dtype, remat=remat, attention=attention)
         self.actor, self.loss, self.correction = actor, loss, correction
         self.rejecting = correction is not None and correction.rollout_rs is not None
         self.log_probs = jax.jit(self._log_probs, out_shardings=self.everywhere)
@@ -62,10 +58,16 @@ class PolicyPrograms(ModelPrograms):
         self, params: Tree, arrays: Arrays, temperature: jax.Array, with_entropy: bool
     ) -> tuple[jax.Array, jax.Array | None]:
         decoder = self._decoder(params)
-        hidden = decoder.hidden(*(arrays.get(name) for name in ROWS))
-        sources = gather_sources(hidden, arrays["source"])
+        sources, target = self._spread(self._sources(decoder, arrays)), self._spread(arrays["target"])
+        kernel = self.layout.constrain(decoder.head(), None, "vocab")  # gathered once, not for every chunk
         chunk = self.actor.log_prob_chunk_size
-        return token_log_probs(sources, decoder.head(), arrays["target"], temperature, chunk, with_entropy)
+        outputs = token_log_probs(sources, kernel, target, temperature, chunk, with_entropy)
+        return jax.tree.map(lambda x: x.reshape(arrays["target"].shape), outputs)
+
+    def _spread(self, x: jax.Array) -> jax.Array:
+        """[G, T, ...] -> [G * n, T / n, ...] with n the sequence axis: a piece for every device that has targets."""
+        shares = self.layout.pieces("length")
+        return x.reshape(x.shape[0] * shares, x.shape[1] // shares, *x.shape[2:])
 
     def _log_probs(self, params: Tree, arrays: Arrays, temperature: jax.Array) -> jax.Array:
         """Log-probs of a micro-step's targets, float32 [G, T]."""

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from jaxrl_ppo.algorithms.aggregation import weighted_sum
 from jaxrl_ppo.algorithms.value_loss import value_loss
-from jaxrl_ppo.sharding.rules import ShardingRules
-from jaxrl_ppo.training.head import gather_sources
-from jaxrl_ppo.training.model_programs import ROWS, Arrays, ModelPrograms, Tree
+from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.training.model_programs import Arrays, ModelPrograms, Tree
 
 if TYPE_CHECKING:
     from jaxrl_ppo.models.architecture import DecoderConfig
@@ -28,15 +26,14 @@ class ValuePrograms(ModelPrograms):
         model: DecoderConfig,
         critic: CriticConfig,
         optimizer: optax.GradientTransformation,
-        mesh: Mesh,
-        rules: ShardingRules,
+        layout: Layout,
         *,
         dtype: Any,
         remat: str,
         attention: str,
     ):
         super().__init__(
-            model, optimizer, critic.optim.clip_grad, mesh, rules, dtype=dtype, remat=remat, attention=attention
+            model, optimizer, critic.optim.clip_grad, layout, dtype=dtype, remat=remat, attention=attention
         )
         self.critic = critic
         self.values = jax.jit(self._values, out_shardings=self.everywhere)
@@ -44,8 +41,7 @@ class ValuePrograms(ModelPrograms):
     def _values(self, params: Tree, arrays: Arrays) -> jax.Array:
         """The value before each of a micro-step's targets, float32 [G, T]."""
         decoder = self._decoder(params)
-        hidden = decoder.hidden(*(arrays.get(name) for name in ROWS))
-        return decoder.project_values(gather_sources(hidden, arrays["source"]))
+        return decoder.project_values(self._sources(decoder, arrays))
 
     def _loss(self, params: Tree, arrays: Arrays) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """A micro-step's part of the mini-batch's loss; its parts of the metrics, which are sums; its values."""

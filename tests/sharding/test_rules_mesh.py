@@ -17,7 +17,7 @@ def mesh_config(**sizes):
 
 def test_specs_follow_the_table():
     rules = ShardingRules()
-    assert rules.spec(("layers", "embed", "heads", "head_dim")) == P(None, ("fsdp",), ("tensor",), None)
+    assert rules.spec(("layers", "embed", "heads", "head_dim")) == P(None, ("fsdp", "sequence"), ("tensor",), None)
     assert rules.spec(("rows", "length", "features")) == P(("replica", "fsdp", "expert"), ("sequence",), None)
     assert rules.spec(("vocab", None)) == P(("tensor",), None)
 
@@ -77,7 +77,8 @@ from jaxrl_ppo.sharding.rules import ShardingRules
 mesh = make_mesh(types.SimpleNamespace(replica=1, fsdp=-1, sequence=1, tensor=4, expert=1))
 assert mesh.shape["fsdp"] == 2
 rules = ShardingRules()
-assert rules.sharding(mesh, ("embed", "kv_heads", "head_dim"), (8, 3, 4)).spec == P(("fsdp",), None, None)
-assert rules.sharding(mesh, ("embed", "kv_heads", "head_dim"), (8, 4, 4)).spec == P(("fsdp",), ("tensor",), None)
+axes, embed = ("embed", "kv_heads", "head_dim"), ("fsdp", "sequence")
+assert rules.sharding(mesh, axes, (8, 3, 4)).spec == P(embed, None, None)
+assert rules.sharding(mesh, axes, (8, 4, 4)).spec == P(embed, ("tensor",), None)
 """
     subprocess.run([sys.executable, "-c", script], check=True)

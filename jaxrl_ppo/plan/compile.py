@@ -1,0 +1,76 @@
+"""Compiles one program ahead of time and reads off what it takes from a chip."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxrl_ppo.plan import hlo
+from jaxrl_ppo.plan.costs import Cost, cost_of
+
+if TYPE_CHECKING:
+    from device.chips import Chip
+    from jaxrl_ppo.plan.workload import Work
+
+_EXHAUSTED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one chip while a program runs. `resident` is the run's, the rest the program's own.
+
+    `outputs` are those that take no argument's place. Where the compiler gave up, only `temporaries` is known, as all
+    that it asked for.
+    """
+
+    arguments: float
+    outputs: float
+    temporaries: float
+    code: float
+    resident: float
+
+    @property
+    def peak(self) -> float:
+        """All of it together."""
+        return self.arguments + self.outputs + self.temporaries + self.code + self.resident
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """A compiled program: what it takes, what it costs (None: the compiler gave up for want of memory)."""
+
+    work: Work
+    memory: Memory
+    cost: Cost | None
+    compile_seconds: float
+
+
+def measure(work: Work, chip: Chip | None) -> Measured:
+    """Compile `work` for the devices that its arguments lie on; raises what the compiler raises but want of memory."""
+    begin = time.perf_counter()
+    resident = sum(work.resident.values())
+    try:
+        compiled = work.function.lower(*work.arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = _EXHAUSTED.search(str(error))
+        if needed is None:
+            raise
+        used = float(needed[1]) * _UNITS[needed[2]]
+        return Measured(work, Memory(0, 0, used, 0, resident), None, time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    stats = compiled.memory_analysis()
+    memory = Memory(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+        resident=resident,
+    )
+    program = hlo.parse(compiled.as_text())
+    limits = {} if chip is None else {"peak_flops": chip.bf16_flops, "bandwidth": chip.memory_bandwidth}
+    return Measured(work, memory, cost_of(program, **limits), seconds)

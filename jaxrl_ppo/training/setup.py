@@ -1,0 +1,154 @@
+"""What a configuration means for the trainer's programs on a mesh, before any weight is read: kernel, remat, limits."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+import device
+from jaxrl_ppo.algorithms.policy_losses import find_policy_loss
+from jaxrl_ppo.models.kernels import row_multiple, takes_branches
+from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.training.model_programs import decayed_parameters
+from jaxrl_ppo.training.optimizer import make_optimizer
+from jaxrl_ppo.training.packing import PackingLimits
+from jaxrl_ppo.training.programs import PolicyPrograms
+from jaxrl_ppo.training.value_programs import ValuePrograms
+
+if TYPE_CHECKING:
+    from jaxrl_ppo.models.architecture import DecoderConfig
+    from jaxrl_ppo.schema.config import (
+        ActorConfig,
+        ActorRolloutRefConfig,
+        AlgorithmConfig,
+        CriticConfig,
+        RolloutCorrectionConfig,
+    )
+
+DTYPES = {"fp32": jnp.float32, "float32": jnp.float32, "bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
+
+
+def policy_programs(
+    config: ActorRolloutRefConfig, algorithm: AlgorithmConfig, model: DecoderConfig, mesh: Mesh, total_steps: int
+) -> PolicyPrograms:
+    """The policy's compiled programs. `total_steps` is the run's number of optimizer steps.
+
+    Raises ValueError, UserCodeError or ShardingError for what the configuration names wrongly.
+    """
+    actor = config.actor
+    return PolicyPrograms(
+        model,
+        actor,
+        find_policy_loss(actor.policy_loss.loss_mode),
+        make_optimizer(actor.optim, total_steps, decayed_parameters(model), "actor_rollout_ref.actor.optim"),
+        Layout(mesh),
+        correction=_correction_in_loss(algorithm),
+        dtype=DTYPES[actor.fsdp_config.dtype],
+        remat=_remat(config.model.enable_gradient_checkpointing, mesh),
+        attention=attention_kernel(actor, mesh),
+    )
+
+
+def critic_programs(
+    critic: CriticConfig, policy: ActorRolloutRefConfig, model: DecoderConfig, mesh: Mesh, total_steps: int
+) -> ValuePrograms:
+    """The critic's compiled programs; data types, rematerialisation and attention are the actor's.
+
+    `total_steps` is the run's number of the critic's optimizer steps. Raises ValueError or ShardingError.
+    """
+    return ValuePrograms(
+        model,
+        critic,
+        make_optimizer(critic.optim, total_steps, decayed_parameters(model), "critic.optim"),
+        Layout(mesh),
+        dtype=DTYPES[policy.actor.fsdp_config.dtype],
+        remat=_remat(policy.model.enable_gradient_checkpointing, mesh),
+        attention=attention_kernel(policy.actor, mesh),
+    )
+
+
+def attention_kernel(actor: ActorConfig, mesh: Mesh) -> str:
+    """The kernel of `models/kernels.py` that the mesh's devices have for this computation type and prefix sharing."""
+    kernel = device.capabilities(_kind(mesh)).attention
+    if actor.prefix_sharing == "true" and not takes_branches(kernel):
+        return "xla"
+    if kernel == "cudnn" and DTYPES[actor.fsdp_config.dtype] == jnp.float32:
+        return "xla"  # cuDNN's flash attention has 16-bit types only
+    return kernel
+
+
+def update_limits(config: ActorRolloutRefConfig, model: DecoderConfig, layout: Layout) -> PackingLimits:
+    """How the micro-steps of an update may look."""
+    actor = config.actor
+    by_sequences = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
+    key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    return _limits(actor, model, layout, by_sequences, actor.ppo_max_token_len_per_gpu, key)
+
+
+def log_prob_limits(config: ActorRolloutRefConfig, model: DecoderConfig, layout: Layout) -> PackingLimits:
+    """How those of log-probs without gradients may look."""
+    ref = config.ref
+    by_sequences = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
+    key = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+    return _limits(config.actor, model, layout, by_sequences, ref.log_prob_max_token_len_per_gpu, key)
+
+
+def critic_limits(
+    critic: CriticConfig, policy: ActorRolloutRefConfig, model: DecoderConfig, layout: Layout
+) -> PackingLimits:
+    """How those of the critic may look."""
+    by_sequences = None if policy.actor.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
+    key = "critic.ppo_max_token_len_per_gpu"
+    return _limits(policy.actor, model, layout, by_sequences, critic.ppo_max_token_len_per_gpu, key)
+
+
+def _limits(
+    actor: ActorConfig, model: DecoderConfig, layout: Layout, sequences: int | None, tokens: int, key: str
+) -> PackingLimits:
+    kernel = attention_kernel(actor, layout.mesh)
+    # A piece of rows lies on all devices of the sequence axis, each with its own share of every row's tokens.
+    shares = layout.pieces("length")
+    return PackingLimits(
+        groups=layout.pieces("rows"),
+        tokens=None if sequences else tokens * shares,
+        tokens_key=key if shares == 1 else f"actor.mesh.sequence x {key}",
+        sequences=sequences,
+        share_prefix=actor.prefix_sharing != "false" and takes_branches(kernel),
+        attention_cost=_attention_cost(model),
+        multiple=math.lcm(row_multiple(kernel), shares),
+    )
+
+
+def _kind(mesh: Mesh) -> str:
+    first = mesh.devices.flat[0]
+    if first.platform != "gpu":
+        return first.platform
+    return "rocm" if "rocm" in first.client.platform_version.lower() else "cuda"
+
+
+def _remat(enabled: bool, mesh: Mesh) -> str:
+    if not enabled:
+        return "none"
+    # On CPU memory traffic is dear: keeping the projections' results is faster than keeping all or nothing.
+    return "dots" if _kind(mesh) == "cpu" else "full"
+
+
+def _correction_in_loss(algorithm: AlgorithmConfig) -> RolloutCorrectionConfig | None:
+    """Rollout correction is the loss's own business in bypass mode, where no old log-probs are known before it."""
+    settings = algorithm.rollout_correction
+    active = settings.rollout_is is not None or settings.rollout_rs is not None
+    return settings if settings.bypass_mode and active else None
+
+
+def _attention_cost(model: DecoderConfig) -> float:
+    """Cost of one token's attention per token of row length, relative to the matrix products of its layer.
+
+    Half of a row's scores are computed, and masked; they are small products with a softmax between them, so that a
+    floating-point operation there costs about four times one in the large products (measured on CPU).
+    """
+    attention = 2 * 2 * model.num_heads * model.head_dim
+    projections = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    return attention / (projections + 3 * model.hidden_size * model.intermediate_size)
