@@ -199,7 +199,7 @@ def _convolution(instruction: Instruction, computation: Computation) -> float:
     for axis in range(len(window)):
         sizes = (left[labels[1].index(str(axis))], right[labels[2].index(str(axis))], out[labels[3].index(str(axis))])
         total *= _meetings(*sizes, *window[axis])
-    return total / (int(groups[1]) if groups else 1)
+    return total / int(groups[1]) if groups else total
 
 
 def _window(attributes: str, axes: int) -> list[tuple[int, int, int, int]]:

@@ -90,8 +90,9 @@ class ShardingRules:
         return NamedSharding(mesh, PartitionSpec(*parts))
 
 
-def _dividing(mesh: Mesh, axes: MeshAxes, size: int) -> MeshAxes | None:
+def _dividing(mesh: Mesh, axes: MeshAxes | str, size: int) -> MeshAxes | None:
     """The first of `axes` that together divide `size`; None if not even the first does."""
+    axes = (axes,) if isinstance(axes, str) else tuple(axes)  # a PartitionSpec writes one axis as its name
     while axes and size % axis_size(mesh, axes):
         axes = axes[:-1]
     return axes or None

@@ -16,8 +16,8 @@ import device
 HERE = Path(__file__).parent
 
 
-def run(model, mesh=None, devices=1, processes=1, settings=None, save=None, restore=None, steps=3):
-    """What `update_script.py` prints, from each process."""
+def run(model, meshes=({},), devices=1, processes=1, settings=None, save=None, restore=None, steps=3):
+    """What `update_script.py` prints, from each process: a result for each mesh."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -25,7 +25,7 @@ def run(model, mesh=None, devices=1, processes=1, settings=None, save=None, rest
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
     arguments = {
         "model": str(model),
-        "mesh": mesh or {},
+        "meshes": list(meshes),
         "settings": settings or {},
         "processes": processes,
         "coordinator": coordinator,
@@ -62,25 +62,41 @@ def assert_same(result, expected, tolerance=1e-4):
     assert result["probe"] == pytest.approx(expected["probe"], rel=tolerance, abs=tolerance)
 
 
+MESHES = [
+    {"fsdp": 8},
+    {"fsdp": 2, "tensor": 4},
+    {"fsdp": 2, "sequence": 4},
+    {"fsdp": 2, "sequence": 2, "tensor": 2},
+    {"replica": 2, "fsdp": 2, "tensor": 2},
+]
+
+
 @pytest.fixture(scope="module")
 def one_device(tiny_model, tmp_path_factory):
     """Results on one device, and the folder with the state it saved at the end."""
     state = tmp_path_factory.mktemp("one_device") / "state"
-    return run(tiny_model, save=state)[0], state
+    return run(tiny_model, save=state)[0][0], state
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"replica": 2, "fsdp": 2, "tensor": 2}])
-def test_eight_devices_equal_one(tiny_model, one_device, mesh):
-    assert_same(run(tiny_model, mesh, devices=8)[0], one_device[0])
+@pytest.fixture(scope="module")
+def eight_devices(tiny_model):
+    """Results on each of MESHES."""
+    return run(tiny_model, MESHES, devices=8)[0]
+
+
+@pytest.mark.parametrize("index", range(len(MESHES)), ids=[str(mesh) for mesh in MESHES])
+def test_eight_devices_equal_one(one_device, eight_devices, index):
+    assert_same(eight_devices[index], one_device[0])
 
 
 def test_two_processes_equal_one_and_take_up_one_another_s_state(tiny_model, one_device, tmp_path):
     expected, state = one_device
-    first, second = run(tiny_model, {"fsdp": 4}, devices=2, processes=2, save=tmp_path / "state")
+    mesh = {"fsdp": 4, "sequence": 2}
+    (first,), (second,) = run(tiny_model, [mesh], devices=4, processes=2, save=tmp_path / "state")
     assert first == second
     assert_same(first, expected)
-    for restored in (
-        *run(tiny_model, {"fsdp": 2, "tensor": 2}, devices=2, processes=2, restore=state, steps=0),
-        *run(tiny_model, {"fsdp": 1}, restore=tmp_path / "state", steps=0),
+    for (restored,) in (
+        *run(tiny_model, [{"fsdp": 2, "tensor": 4}], devices=4, processes=2, restore=state, steps=0),
+        *run(tiny_model, restore=tmp_path / "state", steps=0),
     ):
         assert restored["probe"] == pytest.approx(expected["probe"], rel=1e-4, abs=1e-4)

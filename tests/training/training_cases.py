@@ -35,12 +35,12 @@ def make_config(**actor) -> ActorRolloutRefConfig:
 
 
 def make_trainer(folder: Path, config: ActorRolloutRefConfig | None = None, **arguments) -> PolicyTrainer:
-    """A trainer on all of this process's devices."""
+    """A trainer, on all of this process's devices unless a mesh is given."""
     config = config or make_config()
     defaults = {"total_steps": 10, "needs_reference": False, "seed": 42}
-    return PolicyTrainer(
-        config, AlgorithmConfig(), model_folder=folder, mesh=make_mesh(config.actor.mesh), **(defaults | arguments)
-    )
+    if "mesh" not in arguments:
+        arguments["mesh"] = make_mesh(config.actor.mesh)
+    return PolicyTrainer(config, AlgorithmConfig(), model_folder=folder, **(defaults | arguments))
 
 
 def make_batch(seed: int = 0, prompts: int = 4, samples: int = 3, longest: int = 10, holes: bool = True) -> Batch:

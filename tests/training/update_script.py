@@ -1,36 +1,48 @@
-"""Run as a program: three updates of the tiny model on some mesh, by one or several processes; prints metrics as JSON.
+"""Run as a program: three updates of the tiny model on each of some meshes; prints metrics as JSON.
 
-Arguments: a JSON object {model, mesh, processes, rank, coordinator, settings, save, restore, steps}.
+Several processes, or one; each mesh takes the first of all their devices. Arguments: a JSON object {model, meshes,
+processes, rank, coordinator, settings, save, restore, steps}.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from types import SimpleNamespace
 
+import jax
 from training_cases import make_batch, make_config, make_trainer
 
+from jaxrl_ppo.sharding.mesh import make_mesh
 from jaxrl_ppo.training.distributed import initialize
 
 arguments = SimpleNamespace(**json.loads(sys.argv[1]))
 deadlines = SimpleNamespace(deadlines=SimpleNamespace(start_s=60))
 initialize(deadlines, arguments.coordinator, arguments.processes, arguments.rank)
-config = make_config(use_kl_loss=True, entropy_coeff=0.01, **arguments.settings)
-for axis, size in arguments.mesh.items():
-    setattr(config.actor.mesh, axis, size)
-trainer = make_trainer(arguments.model, config, needs_reference=True)
-if arguments.restore:
-    trainer.restore(arguments.restore)
-results = []
-for _ in range(arguments.steps):
-    batch = make_batch()  # the same each time: one set of compiled shapes
-    batch.old_log_probs = trainer.log_probs(batch)
-    batch.ref_log_probs = trainer.ref_log_probs(batch)
-    metrics = trainer.update(batch)
-    results.append(metrics | {"log_prob": float(batch.old_log_probs.sum()), "ref": float(batch.ref_log_probs.sum())})
-if arguments.save:
-    trainer.save(arguments.save)
-    trainer.wait_until_saved()
-probe = trainer.score_tokens(range(3, 30)).tolist()
-print("RESULT " + json.dumps({"steps": results, "probe": probe}))
+
+
+def updates(mesh: dict[str, int]) -> dict:
+    config = make_config(use_kl_loss=True, entropy_coeff=0.01, **arguments.settings)
+    config.actor.mesh.fsdp = 1
+    for axis, size in mesh.items():
+        setattr(config.actor.mesh, axis, size)
+    devices = make_mesh(config.actor.mesh, jax.devices()[: math.prod(mesh.values())])
+    trainer = make_trainer(arguments.model, config, needs_reference=True, mesh=devices)
+    if arguments.restore:
+        trainer.restore(arguments.restore)
+    results = []
+    for _ in range(arguments.steps):
+        batch = make_batch()  # the same each time: one set of compiled shapes
+        batch.old_log_probs = trainer.log_probs(batch)
+        batch.ref_log_probs = trainer.ref_log_probs(batch)
+        metrics = trainer.update(batch)
+        sums = {"log_prob": float(batch.old_log_probs.sum()), "ref": float(batch.ref_log_probs.sum())}
+        results.append(metrics | sums)
+    if arguments.save:
+        trainer.save(arguments.save)
+        trainer.wait_until_saved()
+    return {"steps": results, "probe": trainer.score_tokens(range(3, 30)).tolist()}
+
+
+print("RESULT " + json.dumps([updates(mesh) for mesh in arguments.meshes]))
