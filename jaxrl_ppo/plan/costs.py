@@ -138,7 +138,7 @@ class _Analysis:
                 continue
             in_place |= parts[1]
             total += min(whole, parts[0])
-        written = sum(array.bytes for array in fusion.results if not array.on_chip)
+        written = float(sum(array.bytes for array in fusion.results if not array.on_chip))
         if in_place:
             updates = [i for i in inner.instructions if i.opcode == "dynamic-update-slice"]
             written = min(written, sum(_logical(i.operands[1], inner) for i in updates))
@@ -268,7 +268,12 @@ def _collective(kind: str, instruction: Instruction, computation: Computation) -
 
 
 def _members(attributes: str) -> int:
-    """How many devices take part in one group of a collective."""
+    """How many devices take part in one group of a collective; 0 where the text does not say."""
+    by_axis = re.search(r"replica_groups=(?:@?\w+)?\[([^\]]*)\] \{([^}]*)\}", attributes)  # mesh['a'=2,'b'=4] {'b'}
+    if by_axis:
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", by_axis[1]))
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", by_axis[2])  # 'b':(1)2 is two of b's devices
+        return math.prod(int(part or sizes[name]) for name, part in axes)
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", attributes)
     if iota:
         return int(iota[2])
