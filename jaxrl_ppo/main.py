@@ -153,9 +153,11 @@ def check_devices(config: Config) -> None:
     if joins_cluster(config):
         return
     needs = dict.fromkeys(kinds, 0)
-    needs[kinds[0]] += sizes.trainer_devices(config)
+    needs[kinds[0]] += sizes.trainer_devices(config) + sizes.critic_devices(config)
     needs[kinds[1]] += sizes.rollout_devices(config)
     keys = "trainer.nnodes x n_gpus_per_node and, for the rollout pool, rollout.nnodes x n_gpus_per_node"
+    if sizes.critic_devices(config):
+        keys += ", for the critic's, critic.nnodes x n_gpus_per_node"
     check_local_devices(needs, keys, jax_kinds={trainer.device})
 
 

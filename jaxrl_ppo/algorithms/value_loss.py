@@ -29,9 +29,10 @@ def value_loss(
 def explained_variance(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:
     """The share of the returns' variance that the values explain: 1 is all, 0 no more than a constant would.
 
-    All arguments are [B, T]; 0 when the returns do not vary.
+    All arguments are [B, T]; 0 when the returns do not vary by more than float32's rounding.
     """
     counted = np.asarray(mask) > 0
     target, error = returns[counted].astype(np.float64), (returns - values)[counted].astype(np.float64)
     spread = float(np.var(target)) if target.size else 0.0
-    return 1.0 - float(np.var(error)) / spread if spread > 0 else 0.0
+    rounding = 1e-12 * float(np.mean(target**2)) if target.size else 0.0
+    return 1.0 - float(np.var(error)) / spread if spread > rounding else 0.0

@@ -21,6 +21,7 @@ class Role(enum.Enum):
     Actor = "actor"
     Rollout = "rollout"
     RefPolicy = "ref"
+    Critic = "critic"
 
 
 class PlacementError(RuntimeError):

@@ -11,22 +11,26 @@ from jaxrl_ppo.cluster.trainer_worker import TrainerWorker
 from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 
-TRAINER_POOL, ROLLOUT_POOL = "trainer_pool", "rollout_pool"
+TRAINER_POOL, CRITIC_POOL, ROLLOUT_POOL = "trainer_pool", "critic_pool", "rollout_pool"
 
 
 def create_role_worker_mapping(config: Config) -> dict[Role, Any]:
     """The Ray actor class of every role that this configuration uses.
 
-    The reference policy is there when a KL term needs it; it lives in the actor's process.
+    The reference policy is there when a KL term needs it; it lives in the actor's process, and so does the critic
+    unless it has a pool of its own.
     """
     mapping = {Role.Actor: TrainerWorker, Role.Rollout: RolloutWorker}
     if config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss:
         mapping[Role.RefPolicy] = TrainerWorker
+    if config.critic.enable:
+        mapping[Role.Critic] = TrainerWorker
     return mapping
 
 
 def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> ResourcePoolManager:
-    """The pools of this configuration: one process per trainer host, one per rollout replica.
+    """The pools of this configuration: one process per trainer host, one per host of a critic's own pool, one per
+    rollout replica.
 
     On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host.
     """
@@ -48,4 +52,13 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
         ),
     }
     where = {Role.Rollout: ROLLOUT_POOL}
+    if Role.Critic in mapping and config.critic.enable_resource_pool:
+        where[Role.Critic] = CRITIC_POOL
+        pools[CRITIC_POOL] = PoolSpec(
+            CRITIC_POOL,
+            processes=config.critic.nnodes,
+            devices=config.critic.n_gpus_per_node,
+            resource=device.capabilities(trainer.device).ray_resource,
+            keys="critic.nnodes, critic.n_gpus_per_node",
+        )
     return ResourcePoolManager(pools, {role: where.get(role, TRAINER_POOL) for role in mapping})

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,12 +16,15 @@ import yaml
 
 from jaxrl_ppo.algorithms.advantages import find_advantage
 from jaxrl_ppo.algorithms.correction import KEY, check_settings
-from jaxrl_ppo.algorithms.policy_losses import find_policy_loss
+from jaxrl_ppo.algorithms.policy_losses import configured_policy_loss
+from jaxrl_ppo.algorithms.registry import ADVANTAGES, POLICY_LOSSES
+from jaxrl_ppo.algorithms.trial import try_advantage, try_policy_loss
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
 from jaxrl_ppo.cluster.rollout_group import RolloutGroup
-from jaxrl_ppo.cluster.trainer_group import TrainerGroup
+from jaxrl_ppo.cluster.trainer_group import CriticGroup, TrainerGroup
+from jaxrl_ppo.cluster.workers import Workers
 from jaxrl_ppo.data import PromptStream, copy_to_local, create_rl_dataset, create_rl_sampler, hf_processor, hf_tokenizer
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import one_step_off, sync
@@ -33,6 +35,7 @@ from jaxrl_ppo.rollout.agent_loop import create_agent_loops
 from jaxrl_ppo.rollout.probe import WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
+from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.faults import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -78,7 +81,9 @@ class TaskRunner:
         rollout = config.actor_rollout_ref.rollout
         rollout.name = resolve_engine_name(rollout.name)
         checkpoints = Checkpoints(
-            Path(config.trainer.default_local_dir).absolute(), config.trainer.max_actor_ckpt_to_keep or KEPT_BY_DEFAULT
+            Path(config.trainer.default_local_dir).absolute(),
+            config.trainer.max_actor_ckpt_to_keep or KEPT_BY_DEFAULT,
+            keep_critic=config.trainer.max_critic_ckpt_to_keep,
         )
         try:
             checkpoints.root.mkdir(parents=True, exist_ok=True)
@@ -92,14 +97,23 @@ class TaskRunner:
         pools.check(ray.nodes())
 
         # Everything that a user can get wrong comes before anything that takes long.
-        loss = find_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-        if faults := check_settings(config.algorithm.rollout_correction, loss):
+        correction = config.algorithm.rollout_correction
+        loss = configured_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode, correction)
+        if faults := check_settings(correction, loss):
             raise ConfigError([Fault((KEY,), fault) for fault in faults])
-        find_advantage(config.algorithm.adv_estimator)
+        estimator = find_advantage(config.algorithm.adv_estimator)
+        if config.algorithm.adv_estimator not in ADVANTAGES:  # a user's
+            await asyncio.to_thread(try_advantage, estimator, config.algorithm)
+        if config.actor_rollout_ref.actor.policy_loss.loss_mode not in POLICY_LOSSES:
+            await asyncio.to_thread(try_policy_loss, loss, config.actor_rollout_ref.actor)
         model = config.actor_rollout_ref.model
         assert model.path is not None
         assert config.data.train_files is not None
         folder = await asyncio.to_thread(copy_to_local, model.path)
+        critic_folder = None
+        if Role.Critic in mapping:
+            assert config.critic.model.path is not None  # filled in with the actor's
+            critic_folder = str(await asyncio.to_thread(copy_to_local, config.critic.model.path))
         tokenizer = await asyncio.to_thread(
             hf_tokenizer,
             model.tokenizer_path or folder,
@@ -151,11 +165,12 @@ class TaskRunner:
 
         pools.create(config.trainer.deadlines.start_s)
         stack.callback(pools.close)
-        trainer, rollouts = await self.init_workers(
+        trainer, critic, rollouts = await self.init_workers(
             config,
             mapping,
             pools,
             model_folder=str(folder),
+            critic_folder=critic_folder,
             total_steps=total_steps,
             probe=list(dataset[0].token_ids),
         )
@@ -163,9 +178,12 @@ class TaskRunner:
         stack.push_async_callback(rollouts.close)
         if resumed:
             await trainer.restore(resumed / "actor")
+            if critic is not None:
+                await critic.restore(checkpoints.critic(resumed))
         run = Run(
             config,
             trainer=trainer,
+            critic=critic,
             rollouts=rollouts,
             rewards=rewards,
             prompts=prompts,
@@ -194,38 +212,42 @@ class TaskRunner:
         pools: ResourcePoolManager,
         *,
         model_folder: str,
+        critic_folder: str | None,
         total_steps: int,
         probe: list[int],
-    ) -> tuple[TrainerGroup, Router]:
+    ) -> tuple[TrainerGroup, CriticGroup | None, Router]:
         """Start the trainer pool and the replicas, at the same time; a failure of either ends the start of the other.
 
-        `probe` are the tokens with which every weight load is checked.
+        `critic_folder` is the critic's model, None without one. `probe` are the tokens with which every weight load is
+        checked.
         """
         rollouts = RolloutGroup(config, mapping[Role.Rollout], pools, model_folder)
         actor = config.actor_rollout_ref.actor
-        updates = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * actor.ppo_epochs
-
         dtypes = {
             DTYPE_NAMES.get(actor.fsdp_config.dtype, actor.fsdp_config.dtype),
             config.actor_rollout_ref.rollout.dtype,
         }
         weight_probe = WeightProbe(probe, dtypes)
+
+        async def start_trainers() -> tuple[TrainerGroup, CriticGroup | None]:
+            workers = await Workers.start(config, mapping[Role.Actor], pools, Role.Actor)
+            trainer = TrainerGroup(config, workers, weight_probe)
+            steps = max(total_steps - config.trainer.critic_warmup, 1) * sizes.optimizer_steps_per_step(config)
+            await trainer.load(model_folder, steps, needs_reference=Role.RefPolicy in mapping)
+            if critic_folder is None:
+                return trainer, None
+            if pools.pool_of(Role.Critic) is not pools.pool_of(Role.Actor):
+                workers = await Workers.start(config, mapping[Role.Critic], pools, Role.Critic)
+            critic = CriticGroup(workers)
+            await critic.load(critic_folder, total_steps * sizes.critic_steps_per_step(config))
+            return trainer, critic
+
         async with asyncio.TaskGroup() as starting:
             replicas = starting.create_task(rollouts.start(weight_probe.verify))
-            trainers = starting.create_task(
-                TrainerGroup.start(
-                    config,
-                    mapping[Role.Actor],
-                    pools,
-                    model_folder=model_folder,
-                    total_steps=total_steps * updates,
-                    needs_reference=Role.RefPolicy in mapping,
-                    probe=weight_probe,
-                )
-            )
-        trainer = trainers.result()
+            trainers = starting.create_task(start_trainers())
+        trainer, critic = trainers.result()
         trainer.stores = rollouts.start_stores()
-        return trainer, replicas.result()
+        return trainer, critic, replicas.result()
 
 
 class _Forward(logging.Handler):

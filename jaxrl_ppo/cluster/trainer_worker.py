@@ -18,6 +18,7 @@ from jaxrl_ppo.observability.metrics import mfu_metrics, prompt_lengths, respons
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Batch
+    from jaxrl_ppo.training.model_trainer import ModelTrainer
 
 FILE_BYTES = 4 << 30  # of a safetensors file in an exported folder
 PUTS_IN_FLIGHT = 2  # buckets on their way to the stores while the next one leaves the devices
@@ -30,6 +31,8 @@ class TrainerWorker:
     def __init__(self, folder: str, config: Config, rank: int, processes: int):
         enter(folder, config.trainer.cpu_affinity, config.trainer.compilation_cache_dir)
         self.config, self.rank, self.processes = config, rank, processes
+        self.models: dict[str, ModelTrainer] = {}  # by role: actor, critic
+        self.model_folders: dict[str, str] = {}
 
     def address(self) -> str:
         """A free address on this host, for the processes to find one another."""
@@ -37,29 +40,45 @@ class TrainerWorker:
             probe.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def start(self, coordinator: str, model_folder: str, total_steps: int, needs_reference: bool) -> None:
-        """Join the JAX program at `coordinator`, build the mesh and load the model.
-
-        `total_steps` counts optimizer steps.
-        """
+    def join(self, coordinator: str) -> None:
+        """Join the JAX program at `coordinator` and build the mesh."""
         from jaxrl_ppo.training.distributed import initialize
-        from jaxrl_ppo.training.policy import PolicyTrainer
 
-        self.model_folder = model_folder
         initialize(self.config.trainer, coordinator, self.processes, self.rank)
         import jax
 
         from jaxrl_ppo.sharding.mesh import make_mesh
 
+        self.mesh = make_mesh(self.config.actor_rollout_ref.actor.mesh, jax.devices())
+
+    def load_actor(self, model_folder: str, total_steps: int, needs_reference: bool) -> None:
+        """Load the policy. `total_steps` counts optimizer steps."""
+        from jaxrl_ppo.training.policy import PolicyTrainer
+
         self.trainer = PolicyTrainer(
             self.config.actor_rollout_ref,
             self.config.algorithm,
             model_folder=model_folder,
-            mesh=make_mesh(self.config.actor_rollout_ref.actor.mesh, jax.devices()),
+            mesh=self.mesh,
             total_steps=total_steps,
             needs_reference=needs_reference,
             seed=self.config.actor_rollout_ref.actor.data_loader_seed,
         )
+        self.models["actor"], self.model_folders["actor"] = self.trainer, model_folder
+
+    def load_critic(self, model_folder: str, total_steps: int) -> None:
+        """Load the critic. `total_steps` counts its optimizer steps."""
+        from jaxrl_ppo.training.critic import CriticTrainer
+
+        self.critic = CriticTrainer(
+            self.config.critic,
+            self.config.actor_rollout_ref,
+            model_folder=model_folder,
+            mesh=self.mesh,
+            total_steps=total_steps,
+            seed=self.config.actor_rollout_ref.actor.data_loader_seed,
+        )
+        self.models["critic"], self.model_folders["critic"] = self.critic, model_folder
 
     def log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probs [B, T] under the current weights."""
@@ -69,14 +88,30 @@ class TrainerWorker:
         """Log-probs [B, T] under the reference weights."""
         return self.trainer.ref_log_probs(batch)
 
+    def sum_pi_squared(self, batch: Batch, log_probs: np.ndarray | None) -> np.ndarray:
+        """Sums of squared probabilities [B, T]; `log_probs` are those under the current weights, where known."""
+        return self.trainer.sum_pi_squared(batch, log_probs)
+
     def update_actor(self, batch: Batch) -> dict[str, float]:
         """Every optimizer step of one batch."""
         begin = time.perf_counter()
         metrics = self.trainer.update(batch)
-        return metrics | self._device_metrics(batch, time.perf_counter() - begin)
+        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+        return metrics | self._device_metrics("actor", batch, epochs, time.perf_counter() - begin)
 
-    def _device_metrics(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """`perf/max_memory_allocated_gb` of this process's first device, and `perf/mfu/actor`, where those are known.
+    def values(self, batch: Batch) -> np.ndarray:
+        """The critic's value [B, T] before each response token."""
+        return self.critic.values(batch)
+
+    def update_critic(self, batch: Batch) -> dict[str, float]:
+        """Every optimizer step of the critic on one batch."""
+        begin = time.perf_counter()
+        metrics = self.critic.update(batch)
+        epochs = self.config.critic.ppo_epochs
+        return metrics | self._device_metrics("critic", batch, epochs, time.perf_counter() - begin)
+
+    def _device_metrics(self, role: str, batch: Batch, epochs: int, seconds: float) -> dict[str, float]:
+        """`perf/max_memory_allocated_gb` of this process's first device, and `perf/mfu/<role>`, where those are known.
 
         Work that an update saves counts as done.
         """
@@ -90,9 +125,10 @@ class TrainerWorker:
         chip = find_chip(first.device_kind)
         if chip is None:
             return metrics
-        model, actor = self.trainer.model, self.config.actor_rollout_ref.actor
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.trainer.params))
-        if not model.tie_embeddings:
+        trainer = self.models[role]
+        model = trainer.model
+        size = sum(leaf.size for leaf in jax.tree.leaves(trainer.params))
+        if not model.tie_embeddings or model.head != "lm":
             size -= model.vocab_size * model.hidden_size  # looked up, not multiplied
         flops = training_flops(
             prompt_lengths(batch) + response_lengths(batch),
@@ -101,8 +137,8 @@ class TrainerWorker:
             attention_width=model.num_heads * model.head_dim,
         )
         return metrics | mfu_metrics(
-            {"actor": flops * actor.ppo_epochs},
-            {"actor": seconds},
+            {role: flops * epochs},
+            {role: seconds},
             peak_flops=chip.bf16_flops,
             devices=jax.device_count(),
         )
@@ -129,27 +165,28 @@ class TrainerWorker:
         ray.get(sending)
         return version
 
-    def save(self, folder: str) -> None:
-        """Start saving; returns once the next update cannot touch what is saved."""
-        self.trainer.save(folder)
+    def save(self, role: str, folder: str) -> None:
+        """Start saving the model of `role`; returns once its next update cannot touch what is saved."""
+        self.models[role].save(folder)
 
     @ray.method(concurrency_group="saving")
-    def wait_until_saved(self) -> None:
-        """Return when the last save is on disk."""
-        self.trainer.wait_until_saved()
+    def wait_until_saved(self, role: str) -> None:
+        """Return when the last save of that model is on disk."""
+        self.models[role].wait_until_saved()
 
-    def restore(self, folder: str) -> None:
+    def restore(self, role: str, folder: str) -> None:
         """Take up the state that `save` wrote."""
-        self.trainer.restore(folder)
+        self.models[role].restore(folder)
 
-    def save_pretrained(self, folder: str) -> None:
-        """Write the current weights, in bfloat16, as a Hugging Face folder."""
+    def save_pretrained(self, role: str, folder: str) -> None:
+        """Write the current weights of the model of `role`, in bfloat16, as a Hugging Face folder."""
         from jaxrl_ppo.models.pretrained import save_pretrained
         from jaxrl_ppo.weights.export import export_buckets
 
-        buckets = export_buckets(self.trainer.model, self.trainer.params, np.dtype("bfloat16"), FILE_BYTES)
+        trainer = self.models[role]
+        buckets = export_buckets(trainer.model, trainer.params, np.dtype("bfloat16"), FILE_BYTES)
         if self.rank == 0:
-            save_pretrained(folder, buckets, self.model_folder)
+            save_pretrained(folder, buckets, self.model_folders[role], trainer.model.head)
         else:
             for _ in buckets:  # the others take part in the gathering
                 continue

@@ -57,10 +57,6 @@ class PromptStream:
         ordinal, row = numbered
         return self._dataset.prompt(row, ordinal=ordinal)
 
-    def next_batch(self) -> list[Prompt]:
-        """The next `batch_size` prompts."""
-        return self.take(self.batch_size)
-
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts. Raises DataError for a row that cannot be used."""
         prompts = [next(self._iterator) for _ in range(count)]

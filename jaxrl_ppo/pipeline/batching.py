@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,9 +14,15 @@ TRAINING, VALIDATION = 0, 1  # separate seeds for the two kinds of request
 
 
 def make_requests(
-    prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, seed: int, purpose: int = TRAINING
+    prompts: Sequence[Prompt],
+    n: int,
+    sampling: SamplingParams,
+    *,
+    seed: int,
+    purpose: int = TRAINING,
+    greedy: bool = False,
 ) -> list[Request]:
-    """`n` requests for each prompt, samples of one prompt next to one another.
+    """`n` requests for each prompt, samples of one prompt next to one another; with `greedy` one more, number n.
 
     A request's seed is a function of the run's seed, the prompt's ordinal and the sample's index alone: the same
     after a resume, on any replica.
@@ -25,10 +32,10 @@ def make_requests(
             id=f"{prompt.ordinal}.{index}",
             prompt_ids=tuple(prompt.token_ids),
             seed=int(np.random.SeedSequence([seed, purpose, prompt.ordinal, index]).generate_state(1)[0]),
-            sampling=sampling,
+            sampling=sampling if index < n else dataclasses.replace(sampling, temperature=0.0),
         )
         for prompt in prompts
-        for index in range(n)
+        for index in range(n + greedy)
     ]
 
 
@@ -47,6 +54,33 @@ def make_sample(completion: Completion) -> Sample:
     )
 
 
+class RewardPartError(ValueError):
+    """A number that the configuration asks of the reward function, and that it does not return."""
+
+
+def part_columns(samples: Sequence[Sample], names: Sequence[str]) -> np.ndarray:
+    """The parts of the samples' rewards called `names`, [B, K] float32; `score` is the reward itself.
+
+    A sample without any parts is one whose reward failed: its parts are 0, as its reward is. Raises RewardPartError
+    when a sample has parts, and not one of these, or none has any.
+    """
+    if not any(sample.reward_parts for sample in samples):
+        raise RewardPartError(
+            f"{', '.join(names)}: the reward function returns no such numbers, only the score; it must return a dict"
+        )
+    columns = np.zeros((len(samples), len(names)), np.float32)
+    for row, sample in zip(columns, samples):
+        if sample.reward_parts:
+            parts = {"score": sample.reward or 0.0, **sample.reward_parts}
+            if missing := [name for name in names if name not in parts]:
+                raise RewardPartError(
+                    f"the reward of prompt {sample.ordinal}, sample {sample.index}, has no {', '.join(missing)}; the "
+                    f"reward function returned {', '.join(sorted(parts))}"
+                )
+            row[:] = [parts[name] for name in names]
+    return columns
+
+
 def padded_length(longest: int, limit: int) -> int:
     """The smallest power of two from 16 that holds `longest` tokens, at most `limit`: few shapes, few compilations."""
     return min(limit, max(16, 1 << (max(longest, 1) - 1).bit_length()))
@@ -58,8 +92,22 @@ def ordered(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample
     return sorted(samples, key=lambda sample: (position[sample.ordinal], sample.index))
 
 
-def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_length: int) -> Batch:
-    """`samples`, in the order of `ordered` and each with its reward, as columns; responses right-padded."""
+def split_greedy(samples: Sequence[Sample], n: int) -> tuple[list[Sample], dict[int, float]]:
+    """The samples to train on, and the scores of the greedy ones, which are number `n`, by their prompts' ordinals."""
+    greedy = {sample.ordinal: sample.reward or 0.0 for sample in samples if sample.index == n}
+    return [sample for sample in samples if sample.index < n], greedy
+
+
+def make_batch(
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    response_length: int,
+    greedy: Mapping[int, float] | None = None,
+) -> Batch:
+    """`samples`, in the order of `ordered` and each with its reward, as columns; responses right-padded.
+
+    `greedy` are the scores of greedy responses by prompt, where those were generated.
+    """
     position = {prompt.ordinal: i for i, prompt in enumerate(prompts)}
     length = padded_length(max((len(s.response_ids) for s in samples), default=0), response_length)
 
@@ -77,4 +125,5 @@ def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], response_le
         rollout_log_probs=column([s.log_probs for s in samples], np.float32),
         versions=column([s.versions for s in samples], np.int32),
         scores=np.array([s.reward for s in samples], np.float32),
+        greedy_scores=np.array([greedy[s.ordinal] for s in samples], np.float32) if greedy else None,
     )

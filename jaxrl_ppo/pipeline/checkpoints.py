@@ -1,6 +1,7 @@
 """The run's checkpoints: `global_step_N/` folders, their commit marker, and what the controller keeps in them.
 
-A checkpoint is the trainer's state (`actor/`, written by the trainer pool) and the controller's (`controller.pkl`).
+A checkpoint is the trainer's state (`actor/` and `critic/`, written by their pools) and the controller's
+(`controller.pkl`).
 `COMMITTED` is written last; a folder without it is an accident, is never loaded, and is removed at the next start.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "COMMITTED"
+CRITIC = "critic"  # folder of the critic's state in a checkpoint
 LATEST = "latest_checkpointed_iteration.txt"  # verl's name for it
 
 
@@ -31,10 +33,12 @@ def _write_synced(path: Path, data: bytes) -> None:
 class Checkpoints:
     """All checkpoints of one run folder."""
 
-    def __init__(self, root: Path, keep: int | None):
-        """`keep` is how many committed checkpoints stay; None keeps all."""
+    def __init__(self, root: Path, keep: int | None, *, keep_critic: int | None = None):
+        """`keep` is how many committed checkpoints stay; None keeps all. `keep_critic`, how many of them keep their
+        critic; the others can be evaluated and exported, not resumed from."""
         self.root = root
         self.keep = keep
+        self.keep_critic = keep_critic
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` lies."""
@@ -67,6 +71,20 @@ class Checkpoints:
             for old in self.committed()[: -self.keep]:
                 (self.folder(old) / MARKER).unlink()  # first, so that a half-deleted folder does not count
                 shutil.rmtree(self.folder(old))
+
+        if self.keep_critic:
+            for old in self.committed()[: -self.keep_critic]:
+                shutil.rmtree(self.folder(old) / CRITIC, ignore_errors=True)
+
+    @staticmethod
+    def critic(folder: Path) -> Path:
+        """Where a checkpoint has its critic. Raises CheckpointError when it has none."""
+        if not (folder / CRITIC).is_dir():
+            raise CheckpointError(
+                f"{folder} holds no critic: it was saved without one, or trainer.max_critic_ckpt_to_keep let go of it. "
+                "Resume from a newer checkpoint, or start anew with trainer.resume_mode=disable"
+            )
+        return folder / CRITIC
 
     def sweep(self) -> list[Path]:
         """Remove folders that were never committed; returns them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from jaxrl_ppo.algorithms.correction import correct_on_host
 from jaxrl_ppo.algorithms.diagnostics import rollout_metrics, weight_metrics
 from jaxrl_ppo.algorithms.kl import KlController, penalise_rewards
 from jaxrl_ppo.algorithms.token_rewards import place_scores
+from jaxrl_ppo.algorithms.value_loss import explained_variance
+from jaxrl_ppo.pipeline.batching import part_columns
 from jaxrl_ppo.schema.config import Config
-from jaxrl_ppo.schema.records import Batch
+from jaxrl_ppo.schema.records import Batch, Sample
 
 
 class Estimation:
@@ -22,12 +25,20 @@ class Estimation:
     def __init__(self, config: Config):
         """Raises UserCodeError when the configured estimator is a user's and cannot be loaded."""
         self.algorithm = config.algorithm
-        self._advantage = advantage_function(find_advantage(config.algorithm.adv_estimator), config.algorithm)
+        self._estimator = find_advantage(config.algorithm.adv_estimator)
+        self._advantage = advantage_function(self._estimator, config.algorithm)
         self._controller = KlController(config.algorithm.kl_ctrl)
         self.needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
 
-    def estimate(self, batch: Batch) -> dict[str, float]:
-        """Compute the batch's advantages. Needs its scores, old log-probs and, with a KL term, reference log-probs."""
+    def needs(self, name: str) -> bool:
+        """Whether the estimator needs the field `name` of AdvantageInputs."""
+        return name in self._estimator.needs
+
+    def estimate(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+        """Compute the batch's advantages; `samples` are its rows.
+
+        Needs its scores, old log-probs and, with a KL term, reference log-probs; and what the estimator asks for.
+        """
         metrics: dict[str, float] = {}
         mask = batch.response_mask
         rewards = place_scores(batch.scores, mask)
@@ -47,12 +58,24 @@ class Estimation:
                 mask=mask,
                 group=batch.group,
                 values=batch.values,
+                greedy_scores=batch.greedy_scores,
                 old_log_probs=batch.old_log_probs,
+                sum_pi_squared=batch.sum_pi_squared,
+                **self._reward_parts(samples),
             )
         )
+        if batch.values is not None:
+            metrics["critic/vf_explained_var"] = explained_variance(batch.values, batch.returns, mask)
         if not self.algorithm.rollout_correction.bypass_mode:
             metrics |= self._correct(batch)
         return metrics
+
+    def _reward_parts(self, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+        names, weights = self.algorithm.gdpo_reward_keys, self.algorithm.gdpo_reward_weights
+        if not (self.needs("reward_parts") and names):
+            return {}
+        weights = weights or [1.0] * len(names)
+        return {"reward_parts": part_columns(samples, names), "reward_weights": np.asarray(weights, np.float32)}
 
     def _correct(self, batch: Batch) -> dict[str, float]:
         """Rollout correction on the host: what the trainer's old log-probs say of the engine's. Fills its columns."""

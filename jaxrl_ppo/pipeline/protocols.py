@@ -26,6 +26,13 @@ class Trainer(Protocol):
         """Log-probs [B, T] of the responses under the reference weights, float32."""
         ...
 
+    async def sum_pi_squared(self, batch: Batch, log_probs: np.ndarray | None) -> np.ndarray:
+        """Sum [B, T] of the squared probabilities of each token's distribution under the current weights.
+
+        `log_probs` are `log_probs(batch)`, where those are known already.
+        """
+        ...
+
     async def update_actor(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of one batch; returns `actor/*` metrics."""
         ...
@@ -40,6 +47,30 @@ class Trainer(Protocol):
 
     async def save_pretrained(self, folder: Path) -> None:
         """Write the current weights as a Hugging Face folder."""
+        ...
+
+    async def wait_until_saved(self) -> None:
+        """Return when the save that was started last is on disk."""
+        ...
+
+
+class Critic(Protocol):
+    """The critic, on the trainer pool or on its own."""
+
+    async def values(self, batch: Batch) -> np.ndarray:
+        """The value [B, T] before each response token, float32."""
+        ...
+
+    async def update(self, batch: Batch) -> dict[str, float]:
+        """All of the critic's optimizer steps on one batch; returns `critic/*` metrics."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Start saving; returns once the state is safe from the next update."""
+        ...
+
+    async def save_pretrained(self, folder: Path) -> None:
+        """Write the current weights as a Hugging Face folder, a token classifier of one label."""
         ...
 
     async def wait_until_saved(self) -> None:
@@ -74,8 +105,8 @@ class Rewards(Protocol):
 class Prompts(Protocol):
     """The stream of training prompts, endless over epochs."""
 
-    def next_batch(self) -> list[Prompt]:
-        """The next `train_batch_size` prompts."""
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
         ...
 
     def update(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:

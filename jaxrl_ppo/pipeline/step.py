@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxrl_ppo.observability.metrics import batch_metrics, time_metrics
-from jaxrl_ppo.pipeline.batching import TRAINING, VALIDATION, make_batch, make_requests, make_sample, ordered
-from jaxrl_ppo.pipeline.checkpoints import Checkpoints
+from jaxrl_ppo.observability.metrics import batch_metrics, own_log_probs, time_metrics
+from jaxrl_ppo.pipeline.batching import VALIDATION, make_batch, make_requests, make_sample, ordered, split_greedy
+from jaxrl_ppo.pipeline.checkpoints import CRITIC, Checkpoints
+from jaxrl_ppo.pipeline.dynamic_sampling import DynamicSampling, Scored
 from jaxrl_ppo.pipeline.estimation import Estimation
 from jaxrl_ppo.pipeline.measures import turn_metrics, validation_scores
-from jaxrl_ppo.pipeline.protocols import Observer, Prompts, Rewards, Rollouts, Trainer
+from jaxrl_ppo.pipeline.protocols import Critic, Observer, Prompts, Rewards, Rollouts, Trainer
 from jaxrl_ppo.rollout.agent_loop import AgentLoops
 from jaxrl_ppo.rollout.engine import Request, SamplingParams
 from jaxrl_ppo.schema.config import Config
@@ -34,6 +35,7 @@ class Generated:
     batch: Batch
     samples: list[Sample]
     metrics: dict[str, float]
+    frontier: dict[str, Any] | None = None  # where the prompt stream stood at the end, if more prompts were drawn
 
 
 class DivergedError(RuntimeError):
@@ -48,6 +50,7 @@ class Run:
         config: Config,
         *,
         trainer: Trainer,
+        critic: Critic | None = None,
         rollouts: Rollouts,
         rewards: Rewards,
         prompts: Prompts,
@@ -60,6 +63,7 @@ class Run:
     ):
         """`devices` counts the accelerators of all pools. Raises UserCodeError for a user's broken estimator."""
         self.config = config
+        self.critic = critic
         self.trainer, self.rollouts, self.rewards, self.prompts = trainer, rollouts, rewards, prompts
         self.agents = agents
         self.validation_prompts = validation_prompts
@@ -71,7 +75,7 @@ class Run:
         self._loaded_version: int | None = None
         self._step_of_version: dict[int, int] = {}  # after which step each weight version came to be
         self._restored: Generated | None = None
-        self._skips = 0
+        self._skips = {"actor": 0, "critic": 0}  # optimizer steps in a row
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
         self._seconds: dict[int, dict[str, float]] = defaultdict(dict)
         self._trained: Batch | None = None
@@ -132,7 +136,10 @@ class Run:
 
         The replicas first load the weights that are the newest now, so that the trainer need not wait for it.
         """
-        generating = self._generate(step, self.prompts.next_batch(), self._staged)
+        data = self.config.data
+        filtered = self.config.algorithm.filter_groups.enable
+        count = data.gen_batch_size if filtered and data.gen_batch_size else data.train_batch_size
+        generating = self._generate(step, self.prompts.take(count), self._staged)
         task = asyncio.create_task(generating, name=f"generate step {step}")
         self._generating.add(task)
         task.add_done_callback(self._generating.discard)
@@ -158,15 +165,41 @@ class Run:
             top_p=rollout.top_p,
             ignore_eos=rollout.ignore_eos,
         )
-        requests = make_requests(prompts, rollout.n, sampling, seed=rollout.seed, purpose=TRAINING)
-        samples = ordered(prompts, await self._sample(step, prompts, requests))
-        metrics = self.rewards.batch_report(f"step {step}") | turn_metrics(samples)
-        return Generated(make_batch(prompts, samples, rollout.response_length), samples, metrics)
+        greedy = self.estimation.needs("greedy_scores")
 
-    async def _sample(self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request]) -> list[Sample]:
-        """Generate, and score each sample as soon as it is there."""
+        async def respond(prompts: Sequence[Prompt], scored: Scored = lambda _: None) -> list[Sample]:
+            requests = make_requests(prompts, rollout.n, sampling, seed=rollout.seed, greedy=greedy)
+            return await self._sample(step, prompts, requests, scored)
+
+        frontier, metrics = None, dict[str, float]()
+        if self.config.algorithm.filter_groups.enable:
+            begin = time.time()
+            filled = await DynamicSampling(self.config, rollout.n + greedy).fill(prompts, self.prompts.take, respond)
+            self._seconds[step] |= {"gen": time.time() - begin, "reward": 0.0}  # the calls' own times overlap
+            prompts, samples, metrics = filled.prompts, filled.samples, filled.metrics
+            frontier = self.prompts.state()
+        else:
+            samples = await respond(prompts)
+        samples, greedy_scores = split_greedy(ordered(prompts, samples), rollout.n)
+        batch = make_batch(prompts, samples, rollout.response_length, greedy_scores)
+        metrics |= self.rewards.batch_report(f"step {step}") | turn_metrics(samples)
+        return Generated(batch, samples, metrics, frontier)
+
+    async def _sample(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        requests: Sequence[Request],
+        scored: Scored = lambda _: None,
+    ) -> list[Sample]:
+        """Generate, and score each sample as soon as it is there; `scored` is told of each."""
         by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
         samples: list[Sample] = []
+
+        async def score(sample: Sample) -> None:
+            await self.rewards.score(by_ordinal[sample.ordinal], sample)
+            scored(sample)
+
         async with asyncio.TaskGroup() as group:
             scoring: list[asyncio.Task[None]] = []
             with self._phase("gen", step, "generation"):
@@ -175,7 +208,7 @@ class Run:
                 async for completion in self.agents.generate(self.rollouts, requests, asked, outside):
                     sample = make_sample(completion)
                     samples.append(sample)
-                    scoring.append(group.create_task(self.rewards.score(by_ordinal[sample.ordinal], sample)))
+                    scoring.append(group.create_task(score(sample)))
             with self._phase("reward", step):  # what it still takes after the last token
                 await asyncio.gather(*scoring)
         return samples
@@ -194,17 +227,22 @@ class Run:
         else:
             with self._phase("old_log_prob", step):
                 batch.old_log_probs = await self.trainer.log_probs(batch)
+        if self.estimation.needs("sum_pi_squared"):
+            with self._phase("sum_pi_squared", step):
+                batch.sum_pi_squared = await self.trainer.sum_pi_squared(batch, own_log_probs(batch))
         if self.estimation.needs_reference:
             with self._phase("ref", step):
                 batch.ref_log_probs = await self.trainer.ref_log_probs(batch)
+        if self.critic is not None:
+            with self._phase("values", step):
+                batch.values = await self.critic.values(batch)
         with self._phase("adv", step, "advantage"):
-            metrics |= await asyncio.to_thread(self.estimation.estimate, batch)
+            metrics |= await asyncio.to_thread(self.estimation.estimate, batch, generated.samples)
         data = self.config.data
         metrics |= batch_metrics(
             batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
         )
-        with self._phase("update_actor", step):
-            metrics |= await self.trainer.update_actor(batch)
+        metrics |= await self._update(step, batch)
         self._count_skips(step, metrics)
         with self._phase("stage_weights", step, "weight_sync"):
             await self._stage(step)
@@ -212,17 +250,40 @@ class Run:
         self.prompts.update(batch.prompts, generated.samples)
         self._trained = batch
 
+    async def _update(self, step: int, batch: Batch) -> dict[str, float]:
+        """The critic's update and the actor's; at the same time where each has devices of its own."""
+
+        async def update_critic() -> dict[str, float]:
+            if self.critic is None:
+                return {}
+            with self._phase("update_critic", step):
+                return await self.critic.update(batch)
+
+        async def update_actor() -> dict[str, float]:
+            if step <= self.config.trainer.critic_warmup:
+                return {}
+            with self._phase("update_actor", step):
+                return await self.trainer.update_actor(batch)
+
+        if self.config.critic.enable_resource_pool:
+            critic, actor = await asyncio.gather(update_critic(), update_actor())
+        else:
+            critic, actor = await update_critic(), await update_actor()
+        return critic | actor
+
     def _count_skips(self, step: int, metrics: dict[str, float]) -> None:
         """Stop when the gradient has not been finite for too many optimizer steps in a row."""
-        skipped = int(metrics.get("actor/skipped_updates", 0))
-        self._skips = 0 if "actor/grad_norm" in metrics else self._skips + skipped  # there only if a step was made
         limit = self.config.trainer.max_consecutive_skips
-        if self._skips >= limit:
-            raise DivergedError(
-                f"step {step}: the gradient was not finite in the last {self._skips} optimizer steps, all skipped "
-                f"(trainer.max_consecutive_skips={limit}). Lower actor_rollout_ref.actor.optim.lr, or look for extreme "
-                f"rewards and log-probs in the run's samples; the weights are those of the last good step."
-            )
+        for model, key in (("actor", "actor_rollout_ref.actor"), ("critic", "critic")):
+            skipped = int(metrics.get(f"{model}/skipped_updates", 0))
+            made = f"{model}/grad_norm" in metrics  # there only if a step was made
+            self._skips[model] = skips = 0 if made else self._skips[model] + skipped
+            if skips >= limit:
+                raise DivergedError(
+                    f"step {step}: the {model}'s gradient was not finite in the last {skips} optimizer steps, all "
+                    f"skipped (trainer.max_consecutive_skips={limit}). Lower {key}.optim.lr, or look for extreme "
+                    f"rewards and log-probs in the run's samples; the weights are those of the last good step."
+                )
 
     def _staleness(self, step: int, batch: Batch) -> float:
         """The largest number of updates between the weights that wrote a token and those that it now trains."""
@@ -234,7 +295,7 @@ class Run:
 
     async def _stage(self, step: int) -> WeightManifest:
         self._staged = await self.trainer.stage_weights()
-        self._step_of_version.setdefault(self._staged.version, step)
+        self._step_of_version[self._staged.version] = step  # a step may leave the weights as they were
         for version in sorted(self._step_of_version)[:-VERSIONS_REMEMBERED]:
             del self._step_of_version[version]
         return self._staged
@@ -302,6 +363,10 @@ class Run:
             await self.trainer.save(folder / "actor")
             if "hf_model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
                 await self.trainer.save_pretrained(folder / "huggingface")
+            if self.critic is not None:
+                await self.critic.save(folder / CRITIC)
+                if "hf_model" in self.config.critic.checkpoint.save_contents:
+                    await self.critic.save_pretrained(folder / f"huggingface_{CRITIC}")
         if step == self.total_steps:
             pending = None
         self._committing = asyncio.create_task(self._commit(step, controller, pending), name=f"checkpoint {step}")
@@ -309,8 +374,13 @@ class Run:
     async def _commit(self, step: int, controller: dict[str, Any], pending: asyncio.Future[Generated] | None) -> None:
         with self.observer.span("commit", track="checkpoint", step=step):
             if pending is not None:
-                controller["pending"] = await pending
+                drawing = not pending.done()  # then prompts may have been drawn after `controller` was made
+                generated = controller["pending"] = await pending
+                if drawing and generated.frontier is not None:
+                    controller["prompts"] = generated.frontier
             await self.trainer.wait_until_saved()
+            if self.critic is not None:
+                await self.critic.wait_until_saved()
             await asyncio.to_thread(self.checkpoints.commit, step, controller)
 
     def restore(self, controller: dict[str, Any]) -> None:

@@ -187,6 +187,9 @@ class CriticConfig:
     """`critic`: the value model, its loss and its optimizer."""
 
     enable: bool | None = key(None, "Train a critic; null: when adv_estimator is gae.")
+    enable_resource_pool: bool = key(False, "Give it devices of its own; else it shares the trainer's.")
+    nnodes: int = key(1, "Its nodes, with enable_resource_pool.", ge=1)
+    n_gpus_per_node: int = key(8, "Its devices per node, likewise.", ge=1)
     model: CriticModelConfig = section(CriticModelConfig)
     optim: OptimConfig = section(OptimConfig, lr=1e-5)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step.", ge=1)

@@ -55,6 +55,11 @@ class RolloutCorrectionConfig:
     )
     bypass_mode: bool = key(False, "Take the engine's log-probs as the old policy's: no extra forward pass.")
     rollout_is_batch_normalize: bool = key(False, "Divide the weights by their mean.")
+    loss_type: str = key(
+        "ppo_clip",
+        "bypass_mode: the policy loss as configured, or the plain policy gradient with rollout_is as its only ratio.",
+        choices=("ppo_clip", "reinforce"),
+    )
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -67,6 +72,8 @@ class AlgorithmConfig:
         "gae", "The advantage estimator, or your own as file.py:name.", choices=ADVANTAGE_ESTIMATORS, user_code=True
     )
     norm_adv_by_std_in_grpo: bool = key(True, "Divide by the group's standard deviation; false is Dr.GRPO.")
+    gdpo_reward_keys: list[str] = key([], "gdpo: names of the numbers that the reward function returns, each a reward.")
+    gdpo_reward_weights: list[float] | None = key(None, "gdpo: their weights; null: 1 each.")
     use_kl_in_reward: bool = key(False, "Subtract a KL penalty from the reward.")
     kl_penalty: str = key("kl", "Its estimator.", choices=KL_TYPES)
     kl_ctrl: KlCtrlConfig = section(KlCtrlConfig)

@@ -32,22 +32,6 @@ class Missing:
 _ROLLOUT = "actor_rollout_ref.rollout"
 
 MISSING = (
-    Missing("algorithm.adv_estimator", "the critic", values=("gae",), covers=("algorithm.lam",)),
-    Missing("critic.enable", "the critic", only=(None, False), covers=("critic",)),
-    Missing("trainer.critic_warmup", "the critic", only=(0,), covers=("trainer.max_critic_ckpt_to_keep",)),
-    Missing("algorithm.adv_estimator", "ReMax's greedy baseline", values=("remax",)),
-    Missing("algorithm.adv_estimator", "several rewards per sample", values=("gdpo",)),
-    Missing(
-        "algorithm.adv_estimator",
-        "sums of squared probabilities",
-        values=("optimal_token_baseline", "tir_optimal_token_baseline"),
-    ),
-    Missing(
-        "algorithm.filter_groups.enable",
-        "dynamic sampling",
-        only=(False,),
-        covers=("algorithm.filter_groups", "data.gen_batch_size"),
-    ),
     Missing("actor_rollout_ref.model.hf_config_path", "a config.json from elsewhere", only=(None,)),
     Missing("actor_rollout_ref.model.override_config", "changes to config.json", only=({},)),
     Missing("actor_rollout_ref.model.external_lib", "external libraries", only=(None,)),
@@ -74,7 +58,6 @@ MISSING = (
     ),
     Missing("reward.reward_model.enable", "reward models", only=(False,), covers=("reward.reward_model",)),
     Missing("algorithm.use_pf_ppo", "PF-PPO", only=(None, False)),
-    Missing("algorithm.rollout_correction.loss_type", "another loss for bypass mode", only=(None, "ppo_clip")),
     Missing("data.datagen.path", "generated data", only=(None,)),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from jaxrl_ppo.schema.coerce import walk
@@ -144,6 +144,22 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda config: not config.actor_rollout_ref.rollout.calculate_log_probs,
         "engines always give log-probs",
     ),
+    "data.gen_batch_size": (
+        lambda config: (
+            not config.algorithm.filter_groups.enable and config.data.gen_batch_size != config.data.train_batch_size
+        ),
+        "without algorithm.filter_groups.enable a step generates what it trains",
+    ),
+    "algorithm.filter_groups.metric": (
+        lambda config: not config.algorithm.filter_groups.enable and config.algorithm.filter_groups.metric is not None,
+        "algorithm.filter_groups.enable=false",
+    ),
+    "algorithm.filter_groups.max_num_gen_batches": (
+        lambda config: (
+            not config.algorithm.filter_groups.enable and config.algorithm.filter_groups.max_num_gen_batches > 0
+        ),
+        "algorithm.filter_groups.enable=false",
+    ),
     "data.val_batch_size": (
         lambda config: config.data.val_batch_size is not None,
         "validation prompts go to the engines all at once",
@@ -170,9 +186,20 @@ def drop_foreign(raw: dict[str, Any]) -> list[str]:
     return dropped
 
 
-def without_effect(config: Config, changed: list[str]) -> list[str]:
-    """Of the keys that the user `changed`, those that do nothing in this configuration, as 'key (why)'."""
-    return [f"{path} ({why})" for path, (when, why) in CONDITIONAL.items() if path in changed and when(config)]
+def without_effect(config: Config, changed: Collection[str], given: Collection[str]) -> list[str]:
+    """Of the keys that the user `changed`, those that do nothing in this configuration, as 'key (why)'.
+
+    `given` are those on the command line: others of a section may differ from their defaults by interpolation alone.
+    """
+    idle = [f"{path} ({why})" for path, (when, why) in CONDITIONAL.items() if path in changed and when(config)]
+    of_critic = [path for path in given if path.startswith("critic.") and path != "critic.enable"]
+    if config.critic.enable and not config.critic.enable_resource_pool:
+        own_pool = ("critic.nnodes", "critic.n_gpus_per_node")
+        return idle + [f"{path} (critic.enable_resource_pool=false)" for path in of_critic if path in own_pool]
+    if config.critic.enable:
+        return idle
+    of_critic += [path for path in given if path == "trainer.max_critic_ckpt_to_keep"]
+    return idle + [f"{path} (no critic is trained)" for path in of_critic]
 
 
 def _reason(path: str) -> str | None:

@@ -78,9 +78,11 @@ class Batch:
     rollout_log_probs: Floats  # [B, T]
     versions: Ints  # [B, T]
     scores: Floats  # [B] the reward function's value
+    greedy_scores: Floats | None = None  # [B] that of the greedy response to the sample's prompt (ReMax)
     token_rewards: Floats | None = None  # [B, T]
     old_log_probs: Floats | None = None  # [B, T]
     ref_log_probs: Floats | None = None  # [B, T]
+    sum_pi_squared: Floats | None = None  # [B, T] sum over the vocabulary of the old policy's squared probabilities
     values: Floats | None = None  # [B, T]
     advantages: Floats | None = None  # [B, T]
     returns: Floats | None = None  # [B, T]

@@ -10,6 +10,7 @@ from jaxrl_ppo.schema.coerce import value_at
 from jaxrl_ppo.schema.config import Config, OptimConfig
 from jaxrl_ppo.schema.faults import Fault
 from jaxrl_ppo.schema.rules_correction import rollout_correction
+from jaxrl_ppo.schema.rules_critic import critic
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -136,12 +137,47 @@ def algorithm(config: Config) -> Iterator[Fault]:
     if config.algorithm.adv_estimator in ("grpo_passk", "rloo") and n < 2:
         keys = ("algorithm.adv_estimator", f"{ROLLOUT}.n")
         yield Fault(keys, f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs {ROLLOUT}.n of at least 2.")
+    yield from _gdpo(config)
     if actor.policy_loss.loss_mode == "dro" and actor.policy_loss.dro_beta is None:
         key = f"{ACTOR}.policy_loss.dro_beta"
         yield Fault((key,), f"{ACTOR}.policy_loss.loss_mode=dro needs {key}.")
     if actor.policy_loss.clip_cov_lb > actor.policy_loss.clip_cov_ub:
         keys = (f"{ACTOR}.policy_loss.clip_cov_lb", f"{ACTOR}.policy_loss.clip_cov_ub")
         yield Fault(keys, f"{keys[0]} is more than {keys[1]}.")
+
+
+def filter_groups(config: Config) -> Iterator[Fault]:
+    """Dynamic sampling has groups to compare, and room to fill a batch."""
+    settings, data, n = config.algorithm.filter_groups, config.data, config.actor_rollout_ref.rollout.n
+    prefix = "algorithm.filter_groups"
+    if not settings.enable:
+        return
+    if n < 2:
+        yield Fault((f"{prefix}.enable", f"{ROLLOUT}.n"), f"{prefix}.enable=true needs {ROLLOUT}.n of at least 2.")
+    most = settings.max_num_gen_batches * (data.gen_batch_size or data.train_batch_size)
+    if 0 < most < data.train_batch_size:
+        keys = (f"{prefix}.max_num_gen_batches", "data.gen_batch_size", "data.train_batch_size")
+        text = f"= {most} prompts are less than one step's data.train_batch_size={data.train_batch_size}"
+        yield Fault(keys, f"{keys[0]}={settings.max_num_gen_batches} x {keys[1]}={data.gen_batch_size} {text}.")
+
+
+def _gdpo(config: Config) -> Iterator[Fault]:
+    algorithm = config.algorithm
+    names, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
+    keys, weight_keys = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
+    if algorithm.adv_estimator != "gdpo":
+        for key, value in ((keys, names), (weight_keys, weights)):
+            if value:
+                yield Fault((key, "algorithm.adv_estimator"), f"{key} needs algorithm.adv_estimator=gdpo.")
+        return
+    if not names:
+        text = "algorithm.adv_estimator=gdpo needs algorithm.gdpo_reward_keys: which numbers of the reward function"
+        yield Fault((keys,), f"{text} are rewards of their own.")
+    if weights is not None and len(weights) != len(names):
+        yield Fault((weight_keys, keys), f"{weight_keys} has {len(weights)} numbers for {len(names)} {keys}.")
+    if algorithm.use_kl_in_reward:
+        text = "gdpo takes its rewards from the reward function alone; use actor_rollout_ref.actor.use_kl_loss"
+        yield Fault(("algorithm.use_kl_in_reward",), f"algorithm.use_kl_in_reward=true: {text}.")
 
 
 def sampling(config: Config) -> Iterator[Fault]:
@@ -271,6 +307,8 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     rollout_pool,
     lengths,
     algorithm,
+    filter_groups,
+    critic,
     rollout_correction,
     sampling,
     optimizers,

@@ -39,6 +39,13 @@ def rollout_correction(config: Config) -> Iterator[Fault]:
     if correction.rollout_is is not None and mode in TO_ROLLOUT_POLICY:
         text = "whose ratio is to the rollout policy already"
         yield Fault((weights, loss), f"{weights}={correction.rollout_is} must be null with {loss}={mode}, {text}.")
+    loss_type = f"{PREFIX}.loss_type"
+    if correction.loss_type == "reinforce":
+        if not correction.bypass_mode:
+            yield Fault((loss_type, f"{PREFIX}.bypass_mode"), f"{loss_type}=reinforce needs {PREFIX}.bypass_mode=true.")
+        if mode != "vanilla":
+            text = f"{loss_type}=reinforce takes the place of {loss}={mode}; leave one of them at its default"
+            yield Fault((loss_type, loss), f"{text}.")
     yield from _rejection(config)
     wants = [name for name in ("rollout_is", "rollout_rs") if getattr(correction, name) is not None]
     wants += ["bypass_mode"] if correction.bypass_mode else []

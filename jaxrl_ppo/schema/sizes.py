@@ -32,7 +32,12 @@ def rollout_replicas(config: Config) -> int:
 
 def mesh_shape(config: Config) -> dict[str, int] | None:
     """Sizes of the trainer mesh's axes with -1 filled in; None when they do not multiply to the pool's devices."""
-    mesh, devices = config.actor_rollout_ref.actor.mesh, trainer_devices(config)
+    return mesh_on(config, trainer_devices(config))
+
+
+def mesh_on(config: Config, devices: int) -> dict[str, int] | None:
+    """The same for the mesh on another number of devices: the critic's, in a pool of its own."""
+    mesh = config.actor_rollout_ref.actor.mesh
     shape: dict[str, int] = {axis: getattr(mesh, axis) for axis in MESH_AXES}
     open_axes = [axis for axis, size in shape.items() if size == -1]
     fixed = math.prod(size for size in shape.values() if size != -1)
@@ -63,6 +68,24 @@ def optimizer_steps_per_step(config: Config) -> int:
     """Actor optimizer steps in one step."""
     actor = config.actor_rollout_ref.actor
     return config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
+
+
+def critic_devices(config: Config) -> int:
+    """Devices of the critic's own pool; 0 where it shares the trainer's or there is none."""
+    critic = config.critic
+    return critic.nnodes * critic.n_gpus_per_node if critic.enable and critic.enable_resource_pool else 0
+
+
+def critic_steps_per_step(config: Config) -> int:
+    """The critic's optimizer steps in one step."""
+    return config.data.train_batch_size // config.critic.ppo_mini_batch_size * config.critic.ppo_epochs
+
+
+def critic_tokens(config: Config) -> int | None:
+    """Tokens of the critic's update on one device at a time, as `update_tokens`."""
+    critic = config.critic
+    by_tokens = config.actor_rollout_ref.actor.use_dynamic_bsz or not critic.ppo_micro_batch_size_per_gpu
+    return critic.ppo_max_token_len_per_gpu if by_tokens else None
 
 
 def update_tokens(config: Config) -> int | None:

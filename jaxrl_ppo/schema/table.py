@@ -45,8 +45,18 @@ def _what(config: Config) -> list[tuple[str, str]]:
         ("policy loss", f"{actor.policy_loss.loss_mode}, {actor.loss_agg_mode}"),
         ("old log-probs", old),
         ("KL to the reference policy", " and ".join(kl) or "none"),
+        ("critic", _critic(config)),
         ("learning rate", f"{actor.optim.lr:g}, {actor.optim.lr_scheduler_type}, {actor.optim.optimizer}"),
     ]
+
+
+def _critic(config: Config) -> str:
+    critic = config.critic
+    if not critic.enable:
+        return "none"
+    warmup = f", alone in the first {config.trainer.critic_warmup} steps" if config.trainer.critic_warmup else ""
+    optim = critic.optim
+    return f"{critic.model.path}; {optim.lr:g}, {optim.lr_scheduler_type}, {optim.optimizer}{warmup}"
 
 
 def _step(config: Config) -> list[tuple[str, str]]:
@@ -97,9 +107,18 @@ def _devices(config: Config) -> list[tuple[str, str]]:
     return [
         ("trainer", f"{_pool(trainer.device, trainer.nnodes, trainer.n_gpus_per_node)}; mesh: {mesh}"),
         ("trainer data types", f"{actor.fsdp_config.model_dtype} weights, {actor.fsdp_config.dtype} computation"),
+        ("critic", _critic_pool(config)),
         ("rollout", _pool(str(rollout.device), rollout.nnodes, rollout.n_gpus_per_node) + shared),
         ("rollout replicas", f"{sizes.rollout_replicas(config)} of {split}; engine: {rollout.name}, {rollout.dtype}"),
     ]
+
+
+def _critic_pool(config: Config) -> str:
+    if not config.critic.enable:
+        return "none"
+    if not config.critic.enable_resource_pool:
+        return "the trainer's devices"
+    return _pool(config.trainer.device, config.critic.nnodes, config.critic.n_gpus_per_node)
 
 
 def _pool(kind: str, nodes: int, per_node: int) -> str:

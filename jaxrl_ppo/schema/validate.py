@@ -56,7 +56,7 @@ def validate_config(
     faults = [fault for fault in faults if not all((copies or {}).get(key) in told for key in fault.keys)]
     if faults:
         raise ConfigError(faults)
-    idle += no_effect.without_effect(config, changed)
+    idle += no_effect.without_effect(config, changed, given)
     if idle:
         notes.append("no effect here: " + ", ".join(idle))
     return Checked(config, tuple(notes))

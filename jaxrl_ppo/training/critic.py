@@ -74,7 +74,14 @@ class CriticTrainer(ModelTrainer):
         """
         actor = self.policy.actor
         totals = Totals("critic", weighted=("vf_loss",))
-        for samples, _ in optimizer_steps(batch, self.config, (self.seed, self.updates), shuffle=actor.shuffle):
+        steps = optimizer_steps(
+            batch,
+            (self.seed, self.updates),
+            epochs=self.config.ppo_epochs,
+            prompts_per_step=self.config.ppo_mini_batch_size,
+            shuffle=actor.shuffle,
+        )
+        for samples, _ in steps:
             mini_batch = make_value_mini_batch(
                 batch,
                 samples,

@@ -12,7 +12,7 @@ from jaxrl_ppo.algorithms.aggregation import token_weights
 
 if TYPE_CHECKING:
     from jaxrl_ppo.algorithms.registry import PolicyLoss
-    from jaxrl_ppo.schema.config import ActorConfig, CriticConfig
+    from jaxrl_ppo.schema.config import ActorConfig
     from jaxrl_ppo.schema.records import Batch
 
 # Losses that are 0, and have no gradient, on a sample whose advantages are all 0.
@@ -37,18 +37,18 @@ class MiniBatch:
 
 
 def optimizer_steps(
-    batch: Batch, settings: ActorConfig | CriticConfig, seed: tuple[int, ...], *, shuffle: bool
+    batch: Batch, seed: tuple[int, ...], *, epochs: int, prompts_per_step: int, shuffle: bool
 ) -> Iterator[tuple[np.ndarray, int]]:
     """For each optimizer step of a batch: its sample indices and a seed of its own, in order.
 
-    Each of `ppo_epochs` passes cuts the batch's prompts into pieces of `ppo_mini_batch_size`, shuffled first if
-    `shuffle` is on; the last piece may be smaller. A pure function of its arguments.
+    Each of `epochs` passes cuts the batch's prompts into pieces of `prompts_per_step`, shuffled first if `shuffle` is
+    on; the last piece may be smaller. A pure function of its arguments.
     """
     prompts = np.arange(len(batch.prompts))
-    for epoch in range(settings.ppo_epochs):
+    for epoch in range(epochs):
         order = np.random.default_rng((*seed, epoch)).permutation(prompts) if shuffle else prompts
-        for start in range(0, len(order), settings.ppo_mini_batch_size):
-            chosen = order[start : start + settings.ppo_mini_batch_size]
+        for start in range(0, len(order), prompts_per_step):
+            chosen = order[start : start + prompts_per_step]
             step_seed = np.random.SeedSequence((*seed, epoch, start)).generate_state(1)[0]
             yield np.flatnonzero(np.isin(batch.group, chosen)), int(step_seed)
 

@@ -78,6 +78,18 @@ class PolicyTrainer(ModelTrainer):
             raise ValueError("there is no reference policy: this trainer was made with needs_reference=False")
         return self._log_probs(self.reference, batch, self.temperature)
 
+    def sum_pi_squared(self, batch: Batch, log_probs: np.ndarray | None) -> np.ndarray:
+        """The sum over the vocabulary of the squared probabilities of each response token's distribution.
+
+        Under the current weights and the sampling temperature; float32 [B, T], 0 outside the mask. `log_probs` are
+        `log_probs(batch)`, where those are known already. With p the policy at the sampling temperature and q at half
+        of it, q(t) = p(t)^2 / sum(p^2): a second pass at half the temperature gives the sum from the same program.
+        """
+        if log_probs is None:
+            log_probs = self.log_probs(batch)
+        at_half = self._log_probs(self.params, batch, self.temperature / np.float32(2))
+        return np.where(batch.response_mask > 0, np.exp(2 * log_probs - at_half), 0).astype(np.float32)
+
     def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
         """Log-prob of each token after the first given those before it, temperature 1: float32 [len - 1]."""
         prompt = Prompt(0, (int(token_ids[0]),), [], "", None, {})
@@ -99,7 +111,15 @@ class PolicyTrainer(ModelTrainer):
         use, before the optimizer step that it is part of, with the engine's.
         """
         compiled, actor = self.compiled.count, self.config.actor
-        steps = list(optimizer_steps(batch, actor, (self.seed, self.updates), shuffle=actor.shuffle))
+        steps = list(
+            optimizer_steps(
+                batch,
+                (self.seed, self.updates),
+                epochs=actor.ppo_epochs,
+                prompts_per_step=actor.ppo_mini_batch_size,
+                shuffle=actor.shuffle,
+            )
+        )
         if batch.old_log_probs is None and len(steps) > 1:
             batch.old_log_probs = self.log_probs(batch)
         totals = Totals("actor", WEIGHTED, computed=("ppo_kl",))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 import device
-from jaxrl_ppo.algorithms.policy_losses import find_policy_loss
+from jaxrl_ppo.algorithms.policy_losses import configured_policy_loss
 from jaxrl_ppo.models.kernels import row_multiple, takes_branches
 from jaxrl_ppo.sharding.layout import Layout
 from jaxrl_ppo.training.model_programs import decayed_parameters
@@ -42,7 +42,7 @@ def policy_programs(
     return PolicyPrograms(
         model,
         actor,
-        find_policy_loss(actor.policy_loss.loss_mode),
+        configured_policy_loss(actor.policy_loss.loss_mode, algorithm.rollout_correction),
         make_optimizer(actor.optim, total_steps, decayed_parameters(model), "actor_rollout_ref.actor.optim"),
         Layout(mesh),
         correction=_correction_in_loss(algorithm),

@@ -15,7 +15,7 @@ QUICKSTART_SIZES = {"dapo": ["data.max_response_length=48", "reward.reward_kwarg
 
 def test_the_recipes_are_there():
     assert {recipe.stem for recipe in RECIPES} == {
-        "cispo", "dapo", "dr_grpo", "gspo", "opo", "reinforce_plus_plus", "rloo",
+        "cispo", "dapo", "dr_grpo", "gspo", "opo", "ppo", "reinforce_plus_plus", "remax", "rloo",
     }  # fmt: skip
 
 

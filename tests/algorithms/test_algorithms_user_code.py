@@ -12,6 +12,7 @@ from jaxrl_ppo.algorithms import registry
 from jaxrl_ppo.algorithms.advantages import AdvantageInputs, advantage_function, find_advantage
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss, find_policy_loss
 from jaxrl_ppo.algorithms.registry import UserCodeError
+from jaxrl_ppo.algorithms.trial import try_advantage, try_policy_loss
 
 GOOD = """
     import jax.numpy as jnp
@@ -165,6 +166,33 @@ def test_an_estimator_that_returns_a_wrong_shape_or_one_array_is_reported(user_f
         run("per_sample")
     with pytest.raises(UserCodeError, match="must return advantages and returns"):
         run("one_array")
+
+
+def test_a_users_code_is_tried_before_a_run(user_file):
+    path = user_file("""
+        import jax.numpy as jnp
+
+        from jaxrl_ppo.algorithms.registry import policy_loss
+
+        def good(inputs, config):
+            return inputs.spread(inputs.scores), inputs.spread(inputs.scores * inputs.greedy_scores)
+
+        def bad(inputs, config):
+            return inputs.scores @ inputs.mask
+
+        @policy_loss("user_selection", select=lambda old, advantages, mask, config, seed: mask > 0)
+        def good_loss(inputs, config):
+            return inputs.selected * inputs.log_probs, {}
+
+        def bad_loss(inputs, config):
+            return inputs.log_probs * config.no_such_setting, {}
+    """)
+    try_advantage(find_advantage(f"{path}:good"), settings())
+    try_policy_loss(find_policy_loss(f"{path}:good_loss"), settings())
+    with pytest.raises(UserCodeError, match="must return advantages and returns"):
+        try_advantage(find_advantage(f"{path}:bad"), settings())
+    with pytest.raises(UserCodeError, match=r"AttributeError: .*no_such_setting.* line 17"):
+        try_policy_loss(find_policy_loss(f"{path}:bad_loss"), settings())
 
 
 def test_a_taken_name_is_refused(user_file):

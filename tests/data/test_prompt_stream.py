@@ -210,7 +210,7 @@ def test_an_epoch_gives_each_row_once_in_whole_batches(tmp_path, tokenizer, data
     data = create_rl_dataset(write_rows(tmp_path / "a.jsonl", [row(i) for i in range(11)]), config, tokenizer)
     stream = PromptStream(data, create_rl_sampler(config, data), 4)
     assert stream.steps_per_epoch == 2
-    epochs = [indices(stream.next_batch() + stream.next_batch()) for _ in range(6)]
+    epochs = [indices(stream.take(2 * stream.batch_size)) for _ in range(6)]
     assert all(len(set(epoch)) == 8 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 6  # a new order each time
     assert set().union(*epochs) == set(range(11))  # and not always the same rows left out

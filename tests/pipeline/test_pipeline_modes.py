@@ -113,9 +113,9 @@ class Prompts:
     def __init__(self) -> None:
         self.next = 0
 
-    def next_batch(self):
-        batch = [make_prompt(self.next + i) for i in range(PROMPTS_PER_STEP)]
-        self.next += PROMPTS_PER_STEP
+    def take(self, count):
+        batch = [make_prompt(self.next + i) for i in range(count)]
+        self.next += count
         return batch
 
     def update(self, prompts, samples):
@@ -161,6 +161,7 @@ def make_config(save_freq: int = -1, test_freq: int = -1) -> Config:
     config = Config()
     config.algorithm.adv_estimator = "grpo"
     config.algorithm.rollout_correction.bypass_mode = True
+    config.data.train_batch_size = PROMPTS_PER_STEP
     config.actor_rollout_ref.rollout.n = SAMPLES
     config.actor_rollout_ref.rollout.response_length = 16
     config.trainer.save_freq, config.trainer.test_freq = save_freq, test_freq

@@ -130,12 +130,10 @@ def test_hydra_targets_are_ignored(check: Callable[..., Checked]) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "algorithm.adv_estimator=gae",
-        "critic.enable=true",
+        "algorithm.use_pf_ppo=true",
         "reward.reward_model.enable=true",
         "reward_model.enable=true",
         "actor_rollout_ref.model.lora_rank=8",
-        "algorithm.filter_groups.enable=true",
         "actor_rollout_ref.model.mtp.enable=true",
         f"{ACTOR}.router_replay.mode=R2",
         f"{ACTOR}.megatron.pipeline_model_parallel_size=2",

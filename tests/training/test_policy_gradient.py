@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch_oracle import torch_gradients, torch_log_probs
-from training_cases import arrays, assert_close, make_batch, make_config, make_trainer
+from training_cases import TEMPERATURE, arrays, assert_close, make_batch, make_config, make_trainer
 
 from jaxrl_ppo.training.minibatches import make_mini_batch
 
@@ -89,3 +89,15 @@ def test_log_probs_equal_transformers(tiny_model, torch_model, batch):
     with torch.no_grad():
         theirs = np.stack([torch_log_probs(torch_model, batch, i)[0].numpy() for i in range(len(batch.group))])
     np.testing.assert_allclose(ours, np.where(batch.response_mask > 0, theirs, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_squared_probabilities_equal_transformers(tiny_model, torch_model, batch):
+    trainer = make_trainer(tiny_model)
+    ours = trainer.sum_pi_squared(batch, trainer.log_probs(batch))
+    np.testing.assert_array_equal(trainer.sum_pi_squared(batch, None), ours)
+    for sample in range(len(batch.group)):
+        prompt, response = list(batch.prompts[batch.group[sample]].token_ids), batch.response_ids[sample].tolist()
+        with torch.no_grad():
+            logits = torch_model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+        squares = torch.softmax(logits / TEMPERATURE, -1).square().sum(-1).numpy()
+        np.testing.assert_allclose(ours[sample], np.where(batch.response_mask[sample] > 0, squares, 0), rtol=1e-4)

@@ -117,13 +117,13 @@ def test_metrics_do_not_depend_on_how_a_step_is_split(tiny_model):
 
 def test_mini_batches_cover_every_prompt_once_an_epoch_in_a_reproducible_order():
     batch = make_batch(prompts=5)
-    actor = make_config(ppo_mini_batch_size=2, ppo_epochs=2).actor
-    steps = [samples.tolist() for samples, _ in optimizer_steps(batch, actor, (42, 7), shuffle=True)]
+    cut = {"epochs": 2, "prompts_per_step": 2, "shuffle": True}
+    steps = [samples.tolist() for samples, _ in optimizer_steps(batch, (42, 7), **cut)]
     assert [len(samples) // 3 for samples in steps] == [2, 2, 1] * 2
     for epoch in (steps[:3], steps[3:]):
         assert sorted(sample for samples in epoch for sample in samples) == list(range(15))
-    assert steps == [samples.tolist() for samples, _ in optimizer_steps(batch, actor, (42, 7), shuffle=True)]
-    assert steps != [samples.tolist() for samples, _ in optimizer_steps(batch, actor, (42, 8), shuffle=True)]
+    assert steps == [samples.tolist() for samples, _ in optimizer_steps(batch, (42, 7), **cut)]
+    assert steps != [samples.tolist() for samples, _ in optimizer_steps(batch, (42, 8), **cut)]
     assert steps[:3] != steps[3:]
 
 

@@ -37,10 +37,10 @@ def make_config(**actor) -> ActorRolloutRefConfig:
 def make_trainer(folder: Path, config: ActorRolloutRefConfig | None = None, **arguments) -> PolicyTrainer:
     """A trainer, on all of this process's devices unless a mesh is given."""
     config = config or make_config()
-    defaults = {"total_steps": 10, "needs_reference": False, "seed": 42}
+    defaults = {"algorithm": AlgorithmConfig(), "total_steps": 10, "needs_reference": False, "seed": 42}
     if "mesh" not in arguments:
         arguments["mesh"] = make_mesh(config.actor.mesh)
-    return PolicyTrainer(config, AlgorithmConfig(), model_folder=folder, **(defaults | arguments))
+    return PolicyTrainer(config, model_folder=folder, **(defaults | arguments))
 
 
 def make_batch(seed: int = 0, prompts: int = 4, samples: int = 3, longest: int = 10, holes: bool = True) -> Batch:

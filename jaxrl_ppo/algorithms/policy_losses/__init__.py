@@ -9,7 +9,7 @@ from jaxrl_ppo.algorithms.masked import zero_outside
 from jaxrl_ppo.algorithms.policy_losses import covariance, dppo, policy_gradient, sequence_level, vanilla  # noqa: F401 - register
 from jaxrl_ppo.algorithms.policy_losses.inputs import PolicyLossInputs
 from jaxrl_ppo.algorithms.registry import POLICY_LOSSES, PolicyLoss, UserCodeError, find
-from jaxrl_ppo.algorithms.settings import PolicyLossSettings
+from jaxrl_ppo.algorithms.settings import CorrectionSettings, PolicyLossSettings
 
 
 def find_policy_loss(spec: str) -> PolicyLoss:
@@ -18,6 +18,14 @@ def find_policy_loss(spec: str) -> PolicyLoss:
     Raises UserCodeError when there is none, naming actor_rollout_ref.actor.policy_loss.loss_mode.
     """
     return find(POLICY_LOSSES, PolicyLoss, spec, "actor_rollout_ref.actor.policy_loss.loss_mode")
+
+
+def configured_policy_loss(loss_mode: str, correction: CorrectionSettings) -> PolicyLoss:
+    """The loss of a run: `loss_mode`, unless rollout correction asks for the plain policy gradient in bypass mode.
+
+    There the importance weights are the only ratio (verl's `loss_type=reinforce`). Raises as find_policy_loss.
+    """
+    return find_policy_loss("gpg" if correction.bypass_mode and correction.loss_type == "reinforce" else loss_mode)
 
 
 def compute_policy_loss(
