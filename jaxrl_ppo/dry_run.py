@@ -11,7 +11,7 @@ from jaxrl_ppo.data.rows import DataError, FileRows
 from jaxrl_ppo.rewards import RewardError, RewardManager
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault
-from jaxrl_ppo.schema.user_code import UserCodeError
+from jaxrl_ppo.user_code import UserCodeError
 
 ROWS = 1000  # looked at in each file
 
@@ -36,6 +36,12 @@ def look(config: Config) -> list[str]:
     except UserCodeError as error:
         faults.append(Fault(("actor_rollout_ref.rollout.multi_turn.tool_config_path",), str(error)))
     try:
+        lines += _own_algorithms(config)
+    except ConfigError as error:
+        faults += error.faults
+    except UserCodeError as error:
+        faults.append(Fault(("algorithm",), str(error)))
+    try:
         asyncio.run(_load_rewards(config, sources))
         lines.append("reward: loaded, and it takes the arguments that it will be called with")
     except RewardError as error:
@@ -43,6 +49,17 @@ def look(config: Config) -> list[str]:
     if faults:
         raise ConfigError(faults)
     return lines
+
+
+def _own_algorithms(config: Config) -> list[str]:
+    own = (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    named = [spec for spec in own if ".py:" in spec]
+    if not named:
+        return []
+    from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms  # JAX takes a second to import
+
+    check_algorithms(config)
+    return [f"{spec}: tried on made-up samples" for spec in named]
 
 
 def _rows(config: Config, key: str, file: str, sources: set[str]) -> str:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 
-
-class UserCodeError(Exception):
-    """A user's file or function is missing or broken; the message names the configuration key, file and line."""
+from jaxrl_ppo.user_code import UserCodeError, load_name, located
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +102,8 @@ def resolve(spec: str, key: str, arguments: int = 2) -> Callable[..., Any]:
     `key` is the configuration key for messages; `arguments` is how many positional arguments the function must take.
     Raises UserCodeError when the file is missing or fails (with the line), or has no such function.
     """
-    file_name, _, name = spec.rpartition(":")
-    path = Path(file_name).expanduser().resolve()
-    if not path.is_file():
-        raise UserCodeError(f"{key}={spec}: there is no file {path}")
-    module = _load(path, f"{key}={spec}")
-    function = getattr(module, name, None)
-    if function is None:
-        own = sorted(n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__)
-        raise UserCodeError(f"{key}={spec}: {path} has no {name!r}; its functions: {', '.join(own) or 'none'}")
+    path, _, name = spec.rpartition(":")
+    function = load_name(path, name, f"{key}={spec}")
     if not callable(function):
         raise UserCodeError(f"{key}={spec}: {name!r} in {path} is a {type(function).__name__}, not a function")
     try:
@@ -130,45 +116,12 @@ def resolve(spec: str, key: str, arguments: int = 2) -> Callable[..., Any]:
     return function
 
 
-_modules: dict[Path, ModuleType] = {}
-
-
-def _load(path: Path, where: str) -> ModuleType:
-    if path in _modules:
-        return _modules[path]
-    name = f"jaxrl_ppo_user_{path.stem}_{len(_modules)}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UserCodeError(f"{where}: {path} is not a Python file (its name must end in .py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserCodeError(f"{where}: {_describe(error, path)}") from error
-    _modules[path] = module
-    return module
-
-
-def _describe(error: Exception, path: Path) -> str:
-    """`error` in one line, with the last line of the user's file that it passed through."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    line = f", line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
-    return f"{type(error).__name__}: {error} ({path}{line})"
-
-
 def _located(function: Callable[..., Any], spec: str, key: str) -> Callable[..., Any]:
     """`function`, with its exceptions turned into a UserCodeError that names file and line."""
-    path = Path(spec.rpartition(":")[0]).expanduser().resolve()
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        try:
+        with located(spec.rpartition(":")[0], f"{key}={spec}"):
             return function(*args)
-        except Exception as error:
-            raise UserCodeError(f"{key}={spec}: {_describe(error, path)}") from error
 
     return call

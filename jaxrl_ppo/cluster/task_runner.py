@@ -14,11 +14,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 import yaml
 
-from jaxrl_ppo.algorithms.advantages import find_advantage
-from jaxrl_ppo.algorithms.correction import KEY, check_settings
-from jaxrl_ppo.algorithms.policy_losses import configured_policy_loss
-from jaxrl_ppo.algorithms.registry import ADVANTAGES, POLICY_LOSSES
-from jaxrl_ppo.algorithms.trial import try_advantage, try_policy_loss
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
@@ -28,6 +23,7 @@ from jaxrl_ppo.cluster.workers import Workers
 from jaxrl_ppo.data import PromptStream, copy_to_local, create_rl_dataset, create_rl_sampler, hf_processor, hf_tokenizer
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import one_step_off, sync
+from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms
 from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
@@ -36,7 +32,6 @@ from jaxrl_ppo.rollout.probe import WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
 from jaxrl_ppo.schema import sizes
-from jaxrl_ppo.schema.faults import ConfigError, Fault
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
@@ -97,15 +92,7 @@ class TaskRunner:
         pools.check(ray.nodes())
 
         # Everything that a user can get wrong comes before anything that takes long.
-        correction = config.algorithm.rollout_correction
-        loss = configured_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode, correction)
-        if faults := check_settings(correction, loss):
-            raise ConfigError([Fault((KEY,), fault) for fault in faults])
-        estimator = find_advantage(config.algorithm.adv_estimator)
-        if config.algorithm.adv_estimator not in ADVANTAGES:  # a user's
-            await asyncio.to_thread(try_advantage, estimator, config.algorithm)
-        if config.actor_rollout_ref.actor.policy_loss.loss_mode not in POLICY_LOSSES:
-            await asyncio.to_thread(try_policy_loss, loss, config.actor_rollout_ref.actor)
+        await asyncio.to_thread(check_algorithms, config)
         model = config.actor_rollout_ref.model
         assert model.path is not None
         assert config.data.train_files is not None

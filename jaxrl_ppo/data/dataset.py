@@ -14,7 +14,7 @@ from jaxrl_ppo.data.prompts import PromptBuilder
 from jaxrl_ppo.data.rows import DataError, FileRows, Rows, UserRows
 from jaxrl_ppo.data.survey import Survey, survey
 from jaxrl_ppo.schema.records import Prompt
-from jaxrl_ppo.schema.user_code import UserCodeError, load_name
+from jaxrl_ppo.user_code import UserCodeError, load_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

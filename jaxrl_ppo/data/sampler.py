@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -10,7 +11,7 @@ import numpy as np
 
 from jaxrl_ppo.data.dataset import RLDataset, seed_of
 from jaxrl_ppo.data.rows import DataError
-from jaxrl_ppo.schema.user_code import UserCodeError, load_name
+from jaxrl_ppo.user_code import UserCodeError, load_name, located
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import DataConfig
@@ -178,17 +179,32 @@ def create_rl_sampler(data_config: DataConfig, dataset: RLDataset) -> Sampler:
     if path or name:
         if not path or not name:
             raise UserCodeError("data.sampler needs both class_path and class_name")
-        sampler = load_name(path, name, "data.sampler")(data_source=dataset, data_config=data_config)
+        make = load_name(path, name, "data.sampler")
+        with located(path, "data.sampler"):
+            sampler = make(data_source=dataset, data_config=data_config)
         if not isinstance(sampler, UserSampler):
             raise UserCodeError(f"data.sampler: {name} in {path} needs __len__ and __iter__")
         if hasattr(sampler, "state_dict") != hasattr(sampler, "load_state_dict"):
             raise UserCodeError(f"data.sampler: {name} in {path} needs both state_dict and load_state_dict, or neither")
+        with located(path, "data.sampler"):
+            _try(sampler)
         return sampler
     if data_config.train_files_weights is not None:
         return _mixed(data_config, dataset, data_config.train_files_weights)
     if data_config.shuffle:
         return ShuffledOrder(dataset.block_sizes, dataset.window, seed_of(data_config))
     return SequentialOrder(len(dataset))
+
+
+def _try(sampler: Any) -> None:
+    """Draw the first row, as the stream will, so that a broken sampler shows at once; leaves no trace in its state."""
+    state = copy.deepcopy(sampler.state_dict()) if hasattr(sampler, "state_dict") else None
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(0)
+    if len(sampler):
+        next(iter(sampler))
+    if state is not None:
+        sampler.load_state_dict(state)
 
 
 def _mixed(data_config: DataConfig, dataset: RLDataset, weights: Sequence[float]) -> MixedOrder:

@@ -26,7 +26,7 @@ from jaxrl_ppo.observability.trackers import TrackerError, check_trackers
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
-from jaxrl_ppo.schema.user_code import UserCodeError
+from jaxrl_ppo.user_code import UserCodeError
 
 RAY_SECONDS = 60.0
 

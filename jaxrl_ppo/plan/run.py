@@ -26,11 +26,11 @@ from jaxrl_ppo.plan.workload import make_workload
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
-from jaxrl_ppo.schema.user_code import UserCodeError
 from jaxrl_ppo.schema.validate import validate_config
 from jaxrl_ppo.sharding.mesh import make_mesh
 from jaxrl_ppo.sharding.rules import ShardingError
 from jaxrl_ppo.training.packing import PackingError
+from jaxrl_ppo.user_code import UserCodeError
 
 DEVICES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 

@@ -12,7 +12,7 @@ from typing import Any
 from jaxrl_ppo.rewards import choices, code, math_answers, reasoning  # noqa: F401 - register their scorers
 from jaxrl_ppo.rewards.results import Result, WrongResult, interpret
 from jaxrl_ppo.rewards.scorers import score_by_source
-from jaxrl_ppo.schema.user_code import UserCodeError, load_name
+from jaxrl_ppo.user_code import UserCodeError, load_name
 
 FUNCTION_KEY = "reward.custom_reward_function"
 FUNCTIONS_KEY = "reward.functions"

@@ -18,7 +18,7 @@ from jaxrl_ppo.rewards.functions import (
     load_weighted,
 )
 from jaxrl_ppo.rewards.results import Result, WrongResult, interpret
-from jaxrl_ppo.schema.user_code import UserCodeError, load_name
+from jaxrl_ppo.user_code import UserCodeError, load_name
 
 MANAGER_KEY = "reward.reward_manager"
 

@@ -26,7 +26,7 @@ from typing import Any
 from jaxrl_ppo.rewards.methods import Call, Method
 from jaxrl_ppo.rewards.results import Result, WrongResult, failed, from_exception
 from jaxrl_ppo.rewards.wire import HEADER, Setup
-from jaxrl_ppo.schema.user_code import UserCodeError
+from jaxrl_ppo.user_code import UserCodeError
 
 
 class Link:

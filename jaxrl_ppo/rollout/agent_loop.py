@@ -17,7 +17,7 @@ from jaxrl_ppo.rollout.tool_loop import ToolLoop
 from jaxrl_ppo.rollout.tools import Tools
 from jaxrl_ppo.rollout.turn_client import Generates, TurnClient
 from jaxrl_ppo.schema.hermes import knows_tools
-from jaxrl_ppo.schema.user_code import UserCodeError, load_name
+from jaxrl_ppo.user_code import UserCodeError, load_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from jaxrl_ppo.schema.hermes import ToolCall
-from jaxrl_ppo.schema.user_code import UserCodeError, load_file, load_name
+from jaxrl_ppo.user_code import UserCodeError, load_file, load_name
 
 KEY = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.actor import OPTIMIZERS_WITH_DECAY, OPTIMIZERS_WITHOUT_DECAY
+from jaxrl_ppo.schema.algorithm import ADVANTAGE_ESTIMATORS
 from jaxrl_ppo.schema.coerce import value_at
 from jaxrl_ppo.schema.config import Config, OptimConfig
 from jaxrl_ppo.schema.faults import Fault
@@ -165,6 +166,8 @@ def _gdpo(config: Config) -> Iterator[Fault]:
     algorithm = config.algorithm
     names, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
     keys, weight_keys = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
+    if algorithm.adv_estimator != "gdpo" and algorithm.adv_estimator not in ADVANTAGE_ESTIMATORS:
+        return  # a user's, which may need them
     if algorithm.adv_estimator != "gdpo":
         for key, value in ((keys, names), (weight_keys, weights)):
             if value:

@@ -11,8 +11,8 @@ from algorithm_cases import assert_close, settings, token_case
 from jaxrl_ppo.algorithms import registry
 from jaxrl_ppo.algorithms.advantages import AdvantageInputs, advantage_function, find_advantage
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss, find_policy_loss
-from jaxrl_ppo.algorithms.registry import UserCodeError
 from jaxrl_ppo.algorithms.trial import try_advantage, try_policy_loss
+from jaxrl_ppo.user_code import UserCodeError
 
 GOOD = """
     import jax.numpy as jnp
@@ -74,7 +74,7 @@ def test_losses_from_a_file_run_plain_or_registered(user_file):
     assert_close(metrics["size"], np.abs(counted), 1e-6)
     registered = find_policy_loss(f"{path}:by_sequence")
     assert (registered.aggregation, registered.needs) == ("seq-mean-token-mean", ("rollout_log_probs",))
-    with pytest.raises(UserCodeError, match=r"chosen_only: IndexError: .* \(.*mine\.py, line 18, in choose\)"):
+    with pytest.raises(UserCodeError, match=r"chosen_only: IndexError: .* \(.*mine\.py, line 18\)"):
         find_policy_loss(f"{path}:chosen_only").select(case["old_log_probs"], None, case["mask"], settings(), 0)
 
 
@@ -88,8 +88,8 @@ def test_a_relative_path_is_taken_from_the_working_directory(user_file, monkeypa
     [
         ("def f(inputs, config):\n    return (\n", "f", r"SyntaxError: .* \(.*mine\.py, line 2\)"),
         ("import os\n\nimport no_such_module\n", "f", r"No module named 'no_such_module' \(.*mine\.py, line 3"),
-        ("x = 1\ny = x / 0\n", "f", r"ZeroDivisionError: division by zero \(.*mine\.py, line 2, in <module>\)"),
-        ("def g(a, b): ...\n\ndef f2(a, b): ...\n", "f", r"mine\.py has no 'f'; its functions: f2, g"),
+        ("x = 1\ny = x / 0\n", "f", r"ZeroDivisionError: division by zero \(.*mine\.py, line 2\)"),
+        ("def g(a, b): ...\n\ndef f2(a, b): ...\n", "f", r"mine\.py has no 'f'; what it defines: f2, g"),
         ("f = 3\n", "f", r"'f' in .*mine\.py is a int, not a function"),
         ("\n\ndef f(inputs): ...\n", "f", r"f must take 2 positional arguments: .* \(.*mine\.py, line 3\)"),
     ],
@@ -120,7 +120,7 @@ def test_an_estimator_that_fails_when_run_is_reported_with_its_line(user_file):
         def f(inputs, config):
             return helper(inputs), None
     """)
-    with pytest.raises(UserCodeError, match=r"AttributeError: .*no_such_field.* \(.*mine\.py, line 3, in helper\)"):
+    with pytest.raises(UserCodeError, match=r"AttributeError: .*no_such_field.* \(.*mine\.py, line 3\)"):
         advantage_function(find_advantage(f"{path}:f"), settings())(advantage_inputs())
 
 
@@ -142,7 +142,7 @@ def test_a_loss_that_fails_or_returns_a_wrong_shape_is_reported(user_file):
     def run(name):
         compute_policy_loss(find_policy_loss(f"{path}:{name}"), inputs, settings())
 
-    with pytest.raises(UserCodeError, match=r"loss_mode=.*:fails: TypeError: .* \(.*mine\.py, line 5, in fails\)"):
+    with pytest.raises(UserCodeError, match=r"loss_mode=.*:fails: TypeError: .* \(.*mine\.py, line 5\)"):
         run("fails")
     with pytest.raises(UserCodeError, match=r"the loss has shape \(\), not one value per token, \(12, 9\)"):
         run("aggregates")

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxrl_ppo.data.dataset import create_rl_dataset
-from jaxrl_ppo.schema.user_code import load_name
+from jaxrl_ppo.user_code import load_name
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RAW = [

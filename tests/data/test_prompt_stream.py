@@ -343,8 +343,10 @@ def test_user_samplers_that_do_not_keep_their_word(tmp_path, tokenizer, data_con
         "class Short(Base):\n    def __iter__(self): return iter(range(2))\n"
         "class Wild(Base):\n    def __iter__(self): return iter(range(5, 99))\n"
         "class NoIter(Base):\n    pass\n"
+        "class Failing(Base):\n    def __iter__(self): yield self.rows\n"
+        "class Unbuilt(Base):\n    def __init__(self, data_source, data_config): self.n = data_source.rows\n"
     )
-    from jaxrl_ppo.schema.user_code import UserCodeError
+    from jaxrl_ppo.user_code import UserCodeError
 
     path = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(8)])
 
@@ -359,5 +361,12 @@ def test_user_samplers_that_do_not_keep_their_word(tmp_path, tokenizer, data_con
         stream("Wild").take(4)
     with pytest.raises(UserCodeError, match=r"NoIter in .* needs __len__ and __iter__"):
         stream("NoIter")
-    with pytest.raises(UserCodeError, match=r"has no 'Missing'; what it defines: Base, NoIter, Short, Wild"):
+    for name, line in {"Failing": 11, "Unbuilt": 13}.items():
+        with pytest.raises(
+            UserCodeError, match=rf"data.sampler: AttributeError: .*'\w+' .*samplers\.py, line {line}\)"
+        ):
+            stream(name)
+    with pytest.raises(
+        UserCodeError, match=r"has no 'Missing'; what it defines: Base, Failing, NoIter, Short, Unbuilt, Wild"
+    ):
         stream("Missing")

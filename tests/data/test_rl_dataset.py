@@ -16,7 +16,7 @@ from jaxrl_ppo.data.dataset import create_rl_dataset
 from jaxrl_ppo.data.rows import DataError
 from jaxrl_ppo.data.tokenizer import hf_tokenizer
 from jaxrl_ppo.schema.config import CustomClassConfig
-from jaxrl_ppo.schema.user_code import UserCodeError
+from jaxrl_ppo.user_code import UserCodeError
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl"])

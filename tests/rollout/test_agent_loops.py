@@ -21,7 +21,7 @@ from jaxrl_ppo.rollout.turn_client import TurnClient
 from jaxrl_ppo.schema.config import DataConfig, RolloutConfig
 from jaxrl_ppo.schema.hermes import ToolCall, knows_tools, parse_tool_calls
 from jaxrl_ppo.schema.records import Prompt
-from jaxrl_ppo.schema.user_code import UserCodeError
+from jaxrl_ppo.user_code import UserCodeError
 
 ROOT = Path(__file__).parents[2]
 CALCULATOR = str(ROOT / "examples/tools/calculator.py")

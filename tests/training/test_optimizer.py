@@ -79,6 +79,30 @@ def test_schedules_equal_transformers(kind, make, by_ratio):
         theirs.step()
 
 
+@pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])
+def test_schedules_equal_their_formulas_in_float64(kind):
+    steps = np.arange(60)
+    for total, warmup, floor, cycles in ((50, 0, 0.0, 0.5), (40, 7, 0.1, 0.5), (30, 5, 0.3, 1.5), (10, 20, 0.2, 0.5)):
+        config = OptimConfig(
+            lr=0.3,
+            lr_scheduler_type=kind,
+            lr_warmup_steps=warmup,
+            min_lr_ratio=floor,
+            num_cycles=cycles,
+            total_training_steps=total,
+        )
+        ours = jax.jit(jax.vmap(learning_rate(config, 1000)))(steps)
+        progress = np.clip((steps - warmup) / max(total - warmup, 1), 0, 1)
+        shape = {
+            "constant": np.ones(60),
+            "cosine": (1 + np.cos(2 * np.pi * cycles * progress)) / 2,
+            "linear": 1 - progress,
+        }[kind]
+        lowest = 0.0 if kind == "constant" else floor
+        factor = np.where(steps < warmup, steps / max(warmup, 1), shape)
+        np.testing.assert_allclose(ours, 0.3 * (lowest + (1 - lowest) * factor), rtol=1e-5, atol=1e-7)
+
+
 def test_a_decay_ends_at_its_floor_and_own_length_wins():
     config = OptimConfig(lr=2.0, lr_scheduler_type="cosine", min_lr_ratio=0.25, total_training_steps=8)
     schedule = learning_rate(config, 1000)

@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxrl_ppo.algorithms.advantages import gae, group_baselines, grpo, reinforce, token_baseline  # noqa: F401 - register
 from jaxrl_ppo.algorithms.advantages.inputs import AdvantageInputs
-from jaxrl_ppo.algorithms.registry import ADVANTAGES, Advantage, UserCodeError, find
+from jaxrl_ppo.algorithms.registry import ADVANTAGES, Advantage, find
 from jaxrl_ppo.algorithms.settings import AdvantageSettings
+from jaxrl_ppo.user_code import UserCodeError
 
 AdvantageFunction = Callable[[AdvantageInputs], tuple[np.ndarray, np.ndarray]]
 

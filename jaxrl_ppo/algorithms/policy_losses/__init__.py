@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxrl_ppo.algorithms.masked import zero_outside
 from jaxrl_ppo.algorithms.policy_losses import covariance, dppo, policy_gradient, sequence_level, vanilla  # noqa: F401 - register
 from jaxrl_ppo.algorithms.policy_losses.inputs import PolicyLossInputs
-from jaxrl_ppo.algorithms.registry import POLICY_LOSSES, PolicyLoss, UserCodeError, find
+from jaxrl_ppo.algorithms.registry import POLICY_LOSSES, PolicyLoss, find
 from jaxrl_ppo.algorithms.settings import CorrectionSettings, PolicyLossSettings
+from jaxrl_ppo.user_code import UserCodeError
 
 
 def find_policy_loss(spec: str) -> PolicyLoss:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +51,17 @@ def load_file(path: str, key: str) -> ModuleType:
         del sys.modules[name]
         raise UserCodeError(f"{key}: {describe(error, file)}") from error
     return module
+
+
+@contextlib.contextmanager
+def located(path: str | Path, key: str) -> Iterator[None]:
+    """What a user's code of the file `path` raises becomes a UserCodeError that names `key`, file and line."""
+    try:
+        yield
+    except UserCodeError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{key}: {describe(error, Path(path).expanduser().resolve())}") from error
 
 
 def describe(error: BaseException, file: Path) -> str:
