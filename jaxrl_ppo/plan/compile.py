@@ -11,12 +11,13 @@ import jax
 
 from jaxrl_ppo.plan import hlo
 from jaxrl_ppo.plan.costs import Cost, cost_of
+from jaxrl_ppo.plan.workload import Work, bytes_per_chip
 
 if TYPE_CHECKING:
     from device.chips import Chip
-    from jaxrl_ppo.plan.workload import Work
 
-_EXHAUSTED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+# What libtpu says when a program needs more than a chip has, in its older words and its newer ones.
+_EXHAUSTED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT]?)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -24,8 +25,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Memory:
     """Bytes on one chip while a program runs. `resident` is the run's, the rest the program's own.
 
-    `outputs` are those that take no argument's place. Where the compiler gave up, only `temporaries` is known, as all
-    that it asked for.
+    `outputs` are those that take no argument's place; where the compiler gave up, they are not known.
     """
 
     arguments: float
@@ -61,7 +61,9 @@ def measure(work: Work, chip: Chip | None) -> Measured:
         if needed is None:
             raise
         used = float(needed[1]) * _UNITS[needed[2]]
-        return Measured(work, Memory(0, 0, used, 0, resident), None, time.perf_counter() - begin)
+        arguments = bytes_per_chip(work.arguments)  # which it counts in
+        memory = Memory(arguments, 0, max(0.0, used - arguments), 0, resident)
+        return Measured(work, memory, None, time.perf_counter() - begin)
     seconds = time.perf_counter() - begin
     stats = compiled.memory_analysis()
     memory = Memory(

@@ -92,13 +92,25 @@ class _Analysis:
             cost.flops = self._flops(instruction, computation)
             kind = opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
+                if computation.name.startswith("all-reduce-scatter"):  # TPU's way to write a reduce-scatter
+                    kind = "reduce-scatter"
                 cost.collectives[kind] = _collective(kind, instruction, computation)
-            elif opcode == "fusion":
-                for name in instruction.called("calls"):
-                    cost.collectives |= self.computation(name).collectives
             cost.bytes = self._traffic(instruction, computation)
+            if opcode == "fusion":
+                (name,) = instruction.called("calls")
+                if not self._continues(name):
+                    cost.collectives = self.computation(name).collectives
+                elif not cost.flops:
+                    cost.bytes = 0.0  # the end of a collective: what it moves counted at its start
             cost.seconds = max(cost.flops / self.peak_flops, cost.bytes / self.bandwidth)
         return cost
+
+    def _continues(self, name: str) -> bool:
+        """Whether a fused computation goes on with a collective that another one has started, on TPU."""
+        computation = self.program.computations[name]
+        return name.startswith("async_collective_fusion") or any(
+            '"AsyncCollectiveDone"' in instruction.attributes for instruction in computation.instructions
+        )
 
     def _flops(self, instruction: Instruction, computation: Computation) -> float:
         """Of matrix products: what the peak is about."""
@@ -115,7 +127,7 @@ class _Analysis:
     def _traffic(self, instruction: Instruction, computation: Computation) -> float:
         """Bytes of the device's memory that are read and written."""
         if instruction.opcode == "fusion":
-            (name,) = instruction.called("calls")[:1]
+            (name,) = instruction.called("calls")
             return self._fusion_traffic(instruction, computation, self.program.computations[name])
         written = sum(array.bytes for array in instruction.results if not array.on_chip)
         if instruction.opcode in ("dynamic-slice", "slice", "gather", "broadcast"):

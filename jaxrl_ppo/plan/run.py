@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from jaxrl_ppo.sharding.rules import ShardingError
 from jaxrl_ppo.training.packing import PackingError
 from jaxrl_ppo.user_code import UserCodeError
 
+RESERVED = 2**28  # bytes of a TPU's memory that XLA does not give to programs
 DEVICES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 
 
@@ -114,7 +116,7 @@ def _chip(first: Any, topology: Topology) -> Chip:
     chip = find_chip(name)
     if chip is None:
         raise PlanError(f"{KEY}={topology.name}: nothing is known about the chip {first.device_kind!r}")
-    return chip
+    return dataclasses.replace(chip, memory_bytes=chip.memory_bytes - RESERVED)
 
 
 def _host_memory(devices: int) -> float:

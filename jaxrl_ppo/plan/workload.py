@@ -64,9 +64,9 @@ def make_workload(config: Config, model: DecoderConfig, mesh: Mesh, *, needs_ref
     params = programs.abstract_params(DTYPES[actor.fsdp_config.model_dtype])
     state = jax.tree.map(_placed, jax.eval_shape(programs.init_state, params), programs.state_shardings)
     grads = params
-    kept = {"optimizer state": _bytes_per_chip(state)}
+    kept = {"optimizer state": bytes_per_chip(state)}
     if needs_reference:
-        kept["reference policy"] = _bytes_per_chip(programs.abstract_params(programs.dtype))
+        kept["reference policy"] = bytes_per_chip(programs.abstract_params(programs.dtype))
     reference = {name: size for name, size in kept.items() if name == "reference policy"}
     temperature = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -153,7 +153,11 @@ def _placed(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding) ->
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _bytes_per_chip(tree: Any) -> float:
-    return float(
-        sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-    )
+def bytes_per_chip(tree: Any) -> float:
+    """Bytes that a tree of abstract arrays takes on each chip; an array without a placement lies whole on every one."""
+
+    def size(leaf: Any) -> int:
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return float(sum(size(leaf) for leaf in jax.tree.leaves(tree)))

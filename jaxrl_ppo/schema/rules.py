@@ -110,7 +110,8 @@ def lengths(config: Config) -> Iterator[Fault]:
         (f"{ACTOR}.ppo_max_token_len_per_gpu", sizes.update_tokens(config)),
         ("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", sizes.log_prob_tokens(config)),
     ):
-        if tokens is not None and longest > tokens:
+        shares = max(1, config.actor_rollout_ref.actor.mesh.sequence)  # a row lies on so many devices
+        if tokens is not None and longest > tokens * shares:
             text = f"holds less than one longest sample: {lengths_said} = {longest}"
             yield Fault((key, *both), f"{key}={tokens} {text}.")
     if rollout.max_model_len is not None and rollout.max_model_len < longest:
