@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
+from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.attention import DENSE_MASK, Rows, causal_attention, mask_bias, packed_mask
 from jaxrl_ppo.sharding.layout import Layout
 
@@ -71,6 +72,44 @@ def row_multiple(kernel: str) -> int:
     return LANES if kernel == "splash" else 16
 
 
+class KernelError(RuntimeError):
+    """An attention kernel that gives wrong results on this machine."""
+
+
+def check_kernel(kernel: str, config: DecoderConfig, dtype: Any) -> None:
+    """Compare a kernel with the plain one on a packed row of two segments, on this process's first device.
+
+    Kernels have let segments see one another without a word; better to know before a run than by its rewards. Raises
+    KernelError, naming the kernel, when outputs or gradients differ by more than `dtype` rounds.
+    """
+    shapes = [
+        (1, 256, heads, config.head_dim) for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    ]
+    keys = jax.random.split(jax.random.key(0), 4)
+    operands = tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes))
+    weight = jax.random.normal(keys[3], shapes[0], jnp.float32)
+    segments = jnp.asarray(np.repeat([[1, 2, 0]], [100, 130, 26], axis=1).astype(np.int32))
+    positions = jnp.asarray(np.concatenate([np.arange(100), np.arange(130), np.zeros(26)])[None].astype(np.int32))
+    rows, real = Rows(positions, segments), (segments != 0)[..., None, None]
+
+    def outputs(run: Kernel) -> list[np.ndarray]:
+        def loss(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+            out = run(*operands, rows, scale=config.query_scale, soft_cap=None)
+            return jnp.sum(out.astype(jnp.float32) * weight * real), out * real
+
+        grads, out = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*operands)
+        return [np.asarray(x, np.float32) for x in (out, *grads)]
+
+    tolerance = 0.05 if jnp.dtype(dtype).itemsize < 4 else 1e-3
+    for ours, plain in zip(outputs(KERNELS[kernel]), outputs(_plain)):
+        error = np.abs(ours - plain).max() / np.abs(plain).max()
+        if not error < tolerance:
+            raise KernelError(
+                f"the attention kernel {kernel!r} differs from the plain one by {error:.1%} on a packed row here: do "
+                "not train with it; another version of JAX or of the device's libraries may mend it"
+            )
+
+
 def _find(kernel: str, rows: Rows) -> Kernel:
     if kernel not in KERNELS:
         raise ValueError(f"attention {kernel!r} is not known; use {', '.join(KERNELS)}")
@@ -110,12 +149,16 @@ def _pad_groups(query: jax.Array, kv_heads: int, groups: int) -> jax.Array:
     return grouped.reshape(rows, length, kv_heads * groups, head_dim)
 
 
-def _xla(query, key, value, seen, *, scale, window, soft_cap):
+def _plain(query, key, value, seen, *, scale, window=None, soft_cap=None):
     return causal_attention(query, key, value, seen, scale, window, soft_cap)
 
 
-def _splash(query, key, value, seen, *, scale, window, soft_cap, interpret=False):
-    """JAX's block-sparse flash attention for TPU; float32 softmax, causal blocks only, nothing of size [S, S]."""
+def splash_attention(query, key, value, rows, *, scale, window=None, soft_cap=None, interpret=False):
+    """JAX's block-sparse flash attention for TPU: shapes as in `causal_attention`, segments but no branches.
+
+    Softmax is float32; blocks above the diagonal are skipped, and nothing is of size [S, S], forward or back.
+    `interpret` runs it without a TPU, slowly.
+    """
     length, heads = query.shape[1:3]
     padded = math.ceil(length / LANES) * LANES
     block = math.gcd(padded, LARGEST_BLOCK)
@@ -147,17 +190,21 @@ def _splash(query, key, value, seen, *, scale, window, soft_cap, interpret=False
     def to_kernel(x):  # [R, S, H, hd] -> [R, H, S padded, hd]
         return jnp.pad(x, ((0, 0), (0, padded - length), (0, 0), (0, 0))).transpose(0, 2, 1, 3)
 
-    segment_ids = jnp.pad(seen.segment_ids, ((0, 0), (0, padded - length)))
+    segment_ids = jnp.pad(rows.segment_ids, ((0, 0), (0, padded - length)))
     out = jax.vmap(row)(to_kernel(query * scale), to_kernel(key), to_kernel(value), segment_ids)
     return out.transpose(0, 2, 1, 3)[:, :length].astype(query.dtype)
 
 
-def _cudnn(query, key, value, seen, *, scale, window, soft_cap):
-    """cuDNN's flash attention through JAX, with the rows' mask as its bias: right for segments and branches alike."""
+def cudnn_attention(query, key, value, rows, *, scale, window=None, soft_cap=None):
+    """cuDNN's flash attention through JAX, in 16-bit types; shapes as in `causal_attention`.
+
+    The rows' mask goes in as a bias [R, S, S], which is right for segments and branches alike: cuDNN's own packed form
+    has no branches, and its offsets were wrong for grouped keys for long. Raises ValueError for a soft cap.
+    """
     if soft_cap is not None:
         raise ValueError("cuDNN attention has no soft cap: use attention 'xla'")
-    mask = packed_mask(seen, window)[:, None] | np.eye(query.shape[1], dtype=bool)  # padding sees itself: no NaN
+    mask = packed_mask(rows, window)[:, None] | np.eye(query.shape[1], dtype=bool)  # padding sees itself: no NaN
     return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale, implementation="cudnn")
 
 
-KERNELS: dict[str, Kernel] = {"xla": _xla, "splash": _splash, "cudnn": _cudnn}
+KERNELS: dict[str, Kernel] = {"xla": _plain, "splash": splash_attention, "cudnn": cudnn_attention}

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxrl_ppo.models.huggingface import load_params
+from jaxrl_ppo.models.kernels import check_kernel
 from jaxrl_ppo.models.parameters import flatten, nest
 from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateStore, abstract
 from jaxrl_ppo.training.packing import MicroStep, Packing
@@ -29,8 +30,13 @@ class ModelTrainer:
     def __init__(
         self, programs: ModelPrograms, checkpoint: CheckpointConfig, *, folder: str | Path, dtype: Any, seed: int
     ):
-        """Load the model of `folder`, its parameters in `dtype`. Raises ModelFolderError or ShardingError."""
+        """Load the model of `folder`, its parameters in `dtype`.
+
+        Raises ModelFolderError or ShardingError, and KernelError when the attention kernel is wrong on this machine.
+        """
         self.model, self.mesh = programs.model, programs.layout.mesh
+        if programs.attention != "xla":
+            check_kernel(programs.attention, programs.model, programs.dtype)
         self.seed = seed
         self._programs, self._checkpoint = programs, checkpoint
         self.params = self._load(folder, dtype)
