@@ -8,15 +8,16 @@ Attending to a shared prompt is one matrix product for all its requests (Juravsk
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_ppo.models.architecture import DecoderConfig
+from jaxrl_ppo.models.architecture import DecoderConfig, LayerKind
 from jaxrl_ppo.models.attention import Rows, causal_attention, mask_bias, packed_mask
-from jaxrl_ppo.models.layers import Params, decoder_layer, rms_norm
+from jaxrl_ppo.models.layers import Params, decoder_layer, embed, rms_norm, softcap
 from jaxrl_ppo.models.rope import rope_angles
 
 EMPTY = jnp.iinfo(jnp.int32).max  # position of a column that nobody may see
@@ -52,18 +53,20 @@ def prefill(
     `params` are a decoder's, with `layers` a list of each layer's own.
     """
     positions = jnp.arange(tokens.shape[1])[None]
-    bias = mask_bias(packed_mask(Rows(positions, (positions < lengths[:, None]).astype(jnp.int32))))
-    cos, sin = rope_angles(positions, config.rope, config.head_dim)
+    rows = Rows(positions, (positions < lengths[:, None]).astype(jnp.int32))
+    masks = {kind.window: mask_bias(packed_mask(rows, kind.window)) for kind in config.kinds}
+    angles = {kind.rope: rope_angles(positions, kind.rope, config.head_dim) for kind in config.kinds}
     kept: list[tuple[jax.Array, jax.Array]] = []
+    x = embed(tokens, params["embed"], config, dtype)
+    for layer, kind in zip(params["layers"], itertools.cycle(config.kinds)):
 
-    def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        kept.append((key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)))
-        return causal_attention(query, key, value, bias, config.query_scale)
+        def attention(query: jax.Array, key: jax.Array, value: jax.Array, kind: LayerKind = kind) -> jax.Array:
+            kept.append((key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)))
+            seen, window = masks[kind.window], kind.window
+            return causal_attention(query, key, value, seen, config.query_scale, window, config.attention_softcap)
 
-    x = params["embed"]["embedding"].astype(dtype)[tokens]
-    for layer in params["layers"]:
-        x = decoder_layer(x, layer, config, cos, sin, attention)
-    return rms_norm(x, params["final_norm"], config.norm_eps), kept
+        x, _ = decoder_layer(x, layer, config, *angles[kind.rope], attention)
+    return rms_norm(x, params["final_norm"], config), kept
 
 
 def decode(
@@ -83,25 +86,40 @@ def decode(
     and own_positions and cache with the token in them.
     """
     own_positions = jax.lax.dynamic_update_slice(own_positions, positions[:, None], (0, column))
-    own_bias = mask_bias(own_positions <= positions[:, None])
-    prompt_columns = jnp.arange(cache[0].prompt_keys.shape[2])
-    prompt_bias = mask_bias(prompt_columns < sharing.prompt_lengths[:, None])
-    cos, sin = rope_angles(positions[:, None], config.rope, config.head_dim)
+    prompt_columns = cache[0].prompt_keys.shape[2]
+    biases = {
+        kind.window: _biases(positions, own_positions, prompt_columns, sharing, kind.window) for kind in config.kinds
+    }
+    angles = {kind.rope: rope_angles(positions[:, None], kind.rope, config.head_dim) for kind in config.kinds}
     written: list[LayerCache] = []
+    x = embed(tokens, params["embed"], config, dtype)[:, None]
+    for layer, old, kind in zip(params["layers"], cache, itertools.cycle(config.kinds)):
 
-    def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        old = cache[len(written)]
-        new = old._replace(
-            own_keys=jax.lax.dynamic_update_slice(old.own_keys, key.transpose(0, 2, 1, 3), (0, 0, column, 0)),
-            own_values=jax.lax.dynamic_update_slice(old.own_values, value.transpose(0, 2, 1, 3), (0, 0, column, 0)),
-        )
-        written.append(new)
-        return _attend(query[:, 0] * config.query_scale, new, prompt_bias, own_bias, sharing)[:, None]
+        def attention(
+            query: jax.Array, key: jax.Array, value: jax.Array, old: LayerCache = old, kind: LayerKind = kind
+        ) -> jax.Array:
+            new = old._replace(
+                own_keys=jax.lax.dynamic_update_slice(old.own_keys, key.transpose(0, 2, 1, 3), (0, 0, column, 0)),
+                own_values=jax.lax.dynamic_update_slice(old.own_values, value.transpose(0, 2, 1, 3), (0, 0, column, 0)),
+            )
+            written.append(new)
+            scaled = query[:, 0] * config.query_scale
+            return _attend(scaled, new, *biases[kind.window], sharing, config.attention_softcap)[:, None]
 
-    x = params["embed"]["embedding"].astype(dtype)[tokens][:, None]
-    for layer in params["layers"]:
-        x = decoder_layer(x, layer, config, cos, sin, attention)
-    return rms_norm(x, params["final_norm"], config.norm_eps)[:, 0], own_positions, written
+        x, _ = decoder_layer(x, layer, config, *angles[kind.rope], attention)
+    return rms_norm(x, params["final_norm"], config)[:, 0], own_positions, written
+
+
+def _biases(
+    positions: jax.Array, own_positions: jax.Array, prompt_columns: int, sharing: Sharing, window: int | None
+) -> tuple[jax.Array, jax.Array]:
+    """What requests at `positions` [B] see of their prompts, [P, 1 or n, Tp], and of their own tokens, [B, 1, W]."""
+    own = own_positions <= positions[:, None]
+    prompt = (jnp.arange(prompt_columns) < sharing.prompt_lengths[:, None])[:, None]
+    if window is not None:
+        own &= own_positions > positions[:, None] - window
+        prompt &= jnp.arange(prompt_columns) > positions[sharing.members][..., None] - window
+    return mask_bias(prompt), mask_bias(own[:, None])
 
 
 class _Partial(NamedTuple):
@@ -113,14 +131,22 @@ class _Partial(NamedTuple):
 
 
 def _attend(
-    query: jax.Array, cache: LayerCache, prompt_bias: jax.Array, own_bias: jax.Array, sharing: Sharing
+    query: jax.Array,
+    cache: LayerCache,
+    prompt_bias: jax.Array,
+    own_bias: jax.Array,
+    sharing: Sharing,
+    cap: float | None,
 ) -> jax.Array:
-    """Attention of scaled queries [B, H, hd] to their prompts and their own tokens -> [B, H, hd]."""
+    """Attention of scaled queries [B, H, hd] to their prompts and their own tokens -> [B, H, hd].
+
+    A request that sees nothing of its prompt any more always sees itself, whose score outweighs the masked ones.
+    """
     batch, heads, head_dim = query.shape
     prompts, members = sharing.members.shape
     kv_heads = cache.own_keys.shape[1]
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
-    own = _partial(grouped, cache.own_keys, cache.own_values, own_bias)
+    own = _partial(grouped, cache.own_keys, cache.own_values, own_bias, cap)
 
     def gather(x: jax.Array) -> jax.Array:  # [B, K, G, d] -> [P, K, n * G, d]
         rows = x[sharing.members.reshape(-1)].reshape(prompts, members, *x.shape[1:])
@@ -130,7 +156,9 @@ def _attend(
         rows = x.reshape(prompts, kv_heads, members, -1, x.shape[-1]).transpose(0, 2, 1, 3, 4)
         return rows.reshape(prompts * members, kv_heads, -1, x.shape[-1])[sharing.home]
 
-    shared = _partial(gather(grouped), cache.prompt_keys, cache.prompt_values, prompt_bias)
+    if prompt_bias.shape[1] > 1:
+        prompt_bias = jnp.repeat(prompt_bias, heads // kv_heads, axis=1)
+    shared = _partial(gather(grouped), cache.prompt_keys, cache.prompt_values, prompt_bias, cap)
     prompt = _Partial(*(scatter(x) for x in shared))
     top = jnp.maximum(prompt.top, own.top)
     prompt_share, own_share = jnp.exp(prompt.top - top), jnp.exp(own.top - top)
@@ -139,11 +167,11 @@ def _attend(
     return out.astype(query.dtype).reshape(batch, heads, head_dim)
 
 
-def _partial(query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array) -> _Partial:
-    """query [N, K, m, hd], keys and values [N, K, t, hd], bias [N, t]."""
+def _partial(query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, cap: float | None) -> _Partial:
+    """query [N, K, m, hd], keys and values [N, K, t, hd], bias [N, 1 or m, t]."""
     batch = ((0, 1), (0, 1))
     scores = jax.lax.dot_general(query, keys, (((3,), (3,)), batch), preferred_element_type=jnp.float32)
-    scores = scores + bias[:, None, None]
+    scores = softcap(scores, cap) + bias[:, None]
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
     weighted = jax.lax.dot_general(

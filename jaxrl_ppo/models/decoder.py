@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_ppo.models.architecture import DecoderConfig
+from jaxrl_ppo.models.architecture import DecoderConfig, LayerKind
 from jaxrl_ppo.models.attention import Rows
+from jaxrl_ppo.models.experts import Load, balance_loss, routed_load
 from jaxrl_ppo.models.kernels import KERNELS, row_attention
-from jaxrl_ppo.models.layers import decoder_layer, rms_norm
+from jaxrl_ppo.models.layers import decoder_layer, embed, rms_norm
 from jaxrl_ppo.models.parameters import flatten, nest, parameter_specs
 from jaxrl_ppo.models.rope import rope_angles
 from jaxrl_ppo.sharding.layout import Layout
@@ -34,9 +37,6 @@ class Decoder(nnx.Module):
     says where activations lie; None leaves that to the compiler. Every nnx.Param carries `logical_axes`, a name per
     axis.
     """
-
-    lm_head: nnx.Dict
-    score: nnx.Dict
 
     def __init__(
         self,
@@ -67,9 +67,10 @@ class Decoder(nnx.Module):
         self.embed = _modules(tree["embed"])
         self.layers = _modules(tree["layers"])
         self.final_norm = _modules(tree["final_norm"])
-        for head in ("lm_head", "score"):
-            if head in tree:
-                setattr(self, head, _modules(tree[head]))
+        if "lm_head" in tree:
+            self.lm_head = _modules(tree["lm_head"])
+        if "score" in tree:
+            self.score = _modules(tree["score"])
 
     def hidden(
         self,
@@ -83,20 +84,54 @@ class Decoder(nnx.Module):
         Token i sees token j iff j <= i, their segments are equal and not 0, and, with `branch_ids`, j's branch is 0
         (the shared prompt) or i's own.
         """
+        return self.hidden_and_balance(tokens, positions, segment_ids, branch_ids)[0]
+
+    def hidden_and_balance(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        branch_ids: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """As `hidden`, and the load-balance loss of the rows' tokens, a float32 scalar; None without experts."""
         config = self.config
         params = nnx.to_pure_dict(nnx.state(self, nnx.Param))
-        rows = Rows(positions, segment_ids, branch_ids)
-        attention = row_attention(self.attention, rows, scale=config.query_scale, layout=self.layout)
-        cos, sin = rope_angles(positions, config.rope, config.head_dim)
-        x = self._stream(params["embed"]["embedding"][tokens].astype(self.dtype))
+        row_attend = row_attention(
+            self.attention,
+            Rows(positions, segment_ids, branch_ids),
+            scale=config.query_scale,
+            soft_cap=config.attention_softcap,
+            windows={kind.window for kind in config.kinds},
+            layout=self.layout,
+        )
+        angles = {kind.rope: rope_angles(positions, kind.rope, config.head_dim) for kind in config.kinds}
 
-        def layer(x: jax.Array, layer_params: dict[str, Any]) -> tuple[jax.Array, None]:
-            return self._stream(decoder_layer(x, self._computing(layer_params), config, cos, sin, attention)), None
+        def layer(x: jax.Array, layer_params: dict[str, Any], kind: LayerKind) -> tuple[jax.Array, Load | None]:
+            attention = functools.partial(row_attend, window=kind.window)
+            layer_params = self._computing(layer_params)
+            x, routing = decoder_layer(x, layer_params, config, *angles[kind.rope], attention, self.layout)
+            return self._stream(x), None if routing is None else routed_load(routing, segment_ids != 0)
 
         if self.remat != "none":
-            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
-        x, _ = jax.lax.scan(layer, x, params["layers"])
-        return rms_norm(x, params["final_norm"], config.norm_eps)
+            policy = REMAT_POLICIES[self.remat]
+            layer = jax.checkpoint(layer, policy=policy, prevent_cse=False, static_argnums=2)
+
+        def period(x: jax.Array, stacked: dict[str, Any], kinds: Sequence[LayerKind]) -> tuple[jax.Array, list[Any]]:
+            loads = []
+            for i, kind in enumerate(kinds):
+                x, load = layer(x, jax.tree.map(operator.itemgetter(i), stacked), kind)
+                loads.append(load)
+            return x, loads
+
+        x = self._stream(embed(tokens, params["embed"], config, self.dtype))
+        loads: list[Load] = []
+        for stacked, kinds in _periods(params["layers"], config):
+            x, more = jax.lax.scan(functools.partial(period, kinds=kinds), x, stacked)
+            loads += more
+        balance = None
+        if config.num_experts:
+            balance = balance_loss(jax.tree.map(lambda *parts: sum(part.sum(0) for part in parts), *loads))
+        return rms_norm(x, params["final_norm"], config), balance
 
     def _stream(self, x: jax.Array) -> jax.Array:
         """The residual stream [R, S, D] where it belongs."""
@@ -138,6 +173,20 @@ class Decoder(nnx.Module):
         kernel = self.score["kernel"][...].astype(jnp.float32)
         values = jnp.einsum("...d,dl->...l", hidden.astype(jnp.float32), kernel)[..., 0]
         return values + self.score["bias"][0].astype(jnp.float32) if self.config.head_bias else values
+
+
+def _periods(layers: Any, config: DecoderConfig) -> Iterator[tuple[Any, tuple[LayerKind, ...]]]:
+    """Stacked layers [L, ...] cut into whole periods [n, p, ...] and the rest [1, r, ...], each with its kinds."""
+
+    def cut(start: int, stop: int, period: int) -> Any:
+        return jax.tree.map(lambda leaf: leaf[start:stop].reshape(-1, period, *leaf.shape[1:]), layers)
+
+    kinds = config.kinds
+    left = config.num_layers % len(kinds)
+    if left < config.num_layers:
+        yield cut(0, config.num_layers - left, len(kinds)), kinds
+    if left:
+        yield cut(config.num_layers - left, config.num_layers, left), kinds[:left]
 
 
 def _modules(branch: dict[str, Any]) -> nnx.Dict:

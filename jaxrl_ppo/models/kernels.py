@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import jax
@@ -32,9 +32,17 @@ class Attention(Protocol):
 
 
 def row_attention(
-    kernel: str, rows: Rows, *, scale: float, soft_cap: float | None = None, layout: Layout | None = None
+    kernel: str,
+    rows: Rows,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    windows: Collection[int | None] = (None,),
+    layout: Layout | None = None,
 ) -> Attention:
     """Attention over `rows` by the kernel called `kernel`, on the devices of `layout` (None: on one).
+
+    `windows` are those that it may be called with.
 
     On a mesh every device runs the kernel on whole rows for a share of the heads: those of the tensor axis, divided
     once more over the sequence axis. Where rows are split along their tokens, an all-to-all brings the tokens of a
@@ -44,20 +52,15 @@ def row_attention(
     Raises ValueError for an unknown kernel, and for branches under a kernel that cannot have them.
     """
     run = _find(kernel, rows)
-    window_biases: dict[int | None, jax.Array] = {}
-
-    def seen(window: int | None) -> Rows | jax.Array:
-        if kernel != "xla" or rows.segment_ids.shape[1] > DENSE_MASK:
-            return rows
-        if window not in window_biases:
-            window_biases[window] = mask_bias(packed_mask(rows, window))
-        return window_biases[window]
+    dense = kernel == "xla" and rows.segment_ids.shape[1] <= DENSE_MASK
+    # Here and not when first called, which is inside the loop over layers.
+    seen = {window: mask_bias(packed_mask(rows, window)) if dense else rows for window in windows}
 
     def attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None = None) -> jax.Array:
         local = functools.partial(run, scale=scale, window=window, soft_cap=soft_cap)
         if layout is None:
-            return local(query, key, value, seen(window))
-        return _on_mesh(local, query, key, value, seen(window), layout)
+            return local(query, key, value, seen[window])
+        return _on_mesh(local, query, key, value, seen[window], layout)
 
     return attention
 

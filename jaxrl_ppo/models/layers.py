@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_ppo.models.architecture import DecoderConfig
+from jaxrl_ppo.models.experts import Routing, expert_block
 from jaxrl_ppo.models.rope import rotate
+from jaxrl_ppo.sharding.layout import Layout
 
 Params = Mapping[str, Any]  # nested: name -> array or Params
 
@@ -17,10 +20,29 @@ Params = Mapping[str, Any]  # nested: name -> array or Params
 Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def rms_norm(x: jax.Array, params: Params, eps: float) -> jax.Array:
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """x bounded to (-cap, cap): cap * tanh(x / cap), as in Gemma 2 (arXiv:2408.00118); x itself without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def embed(tokens: jax.Array, params: Params, config: DecoderConfig, dtype: Any) -> jax.Array:
+    """Embeddings of tokens [...] in `dtype`, scaled as the model wants them: [..., D]."""
+    x = params["embedding"][tokens].astype(dtype)
+    return x if config.embedding_scale == 1 else x * jnp.asarray(config.embedding_scale, dtype)
+
+
+def rms_norm(x: jax.Array, params: Params, config: DecoderConfig) -> jax.Array:
     """Root-mean-square norm over the last axis, in float32 (Zhang and Sennrich 2019, arXiv:1910.07467)."""
     wide = x.astype(jnp.float32)
-    scaled = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    scaled = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + config.norm_eps)
+    if config.norm_plus_one:  # in float32 to the end, as transformers does for these models
+        return (scaled * (1 + params["scale"].astype(jnp.float32))).astype(x.dtype)
     return scaled.astype(x.dtype) * params["scale"].astype(x.dtype)
 
 
@@ -47,21 +69,37 @@ def attention_block(
     """Project [R, S, D] to queries, keys and values, rotate, attend, project back."""
     query, key, value = (linear(x, params[name]) for name in ("q", "k", "v"))
     if config.qk_norm:
-        query = rms_norm(query, params["q_norm"], config.norm_eps)
-        key = rms_norm(key, params["k_norm"], config.norm_eps)
+        query = rms_norm(query, params["q_norm"], config)
+        key = rms_norm(key, params["k_norm"], config)
     out = attention(rotate(query, cos, sin), rotate(key, cos, sin), value)
     return linear(out, params["o"], contract=2)
 
 
-def mlp_block(x: jax.Array, params: Params) -> jax.Array:
-    """Gated feed-forward (Shazeer 2020, arXiv:2002.05202): down(silu(gate(x)) * up(x))."""
-    return linear(jax.nn.silu(linear(x, params["gate"])) * linear(x, params["up"]), params["down"])
+def mlp_block(x: jax.Array, params: Params, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Gated feed-forward (Shazeer 2020, arXiv:2002.05202): down(activation(gate(x)) * up(x))."""
+    return linear(activation(linear(x, params["gate"])) * linear(x, params["up"]), params["down"])
 
 
 def decoder_layer(
-    x: jax.Array, params: Params, config: DecoderConfig, cos: jax.Array, sin: jax.Array, attention: Attention
-) -> jax.Array:
-    """One pre-norm layer on the residual stream x [R, S, D]."""
-    normed = rms_norm(x, params["attention_norm"], config.norm_eps)
-    x = x + attention_block(normed, params["attention"], config, cos, sin, attention)
-    return x + mlp_block(rms_norm(x, params["mlp_norm"], config.norm_eps), params["mlp"])
+    x: jax.Array,
+    params: Params,
+    config: DecoderConfig,
+    cos: jax.Array,
+    sin: jax.Array,
+    attention: Attention,
+    layout: Layout | None = None,
+) -> tuple[jax.Array, Routing | None]:
+    """One pre-norm layer on the residual stream x [R, S, D]; also which experts each token went to, if there are any.
+
+    `layout` says how experts lie on a mesh; None: whole on one device.
+    """
+    normed = rms_norm(x, params["attention_norm"], config)
+    out = attention_block(normed, params["attention"], config, cos, sin, attention)
+    x = x + (rms_norm(out, params["attention_post_norm"], config) if config.post_norms else out)
+    normed = rms_norm(x, params["mlp_norm"], config)
+    routing, activation = None, _ACTIVATIONS[config.activation]
+    if config.num_experts:
+        out, routing = expert_block(normed, params["mlp"], config, activation, layout)
+    else:
+        out = mlp_block(normed, params["mlp"], activation)
+    return x + (rms_norm(out, params["mlp_post_norm"], config) if config.post_norms else out), routing

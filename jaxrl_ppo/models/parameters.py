@@ -39,25 +39,33 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
         "head_dim": config.head_dim,
         "mlp": config.intermediate_size,
         "labels": 1,
+        "expert": config.num_experts,
     }
 
     def spec(axes: str, initializer: Initializer = _normal) -> ParameterSpec:
         names = tuple(axes.split())
         return ParameterSpec(tuple(sizes[name] for name in names), names, initializer)
 
+    norm = _zeros if config.norm_plus_one else _ones
+    expert = "expert " if config.num_experts else ""
     specs = {
         "embed.embedding": spec("vocab embed"),
-        "layers.attention_norm.scale": spec("layers embed", _ones),
+        "layers.attention_norm.scale": spec("layers embed", norm),
         "layers.attention.q.kernel": spec("layers embed heads head_dim"),
         "layers.attention.k.kernel": spec("layers embed kv_heads head_dim"),
         "layers.attention.v.kernel": spec("layers embed kv_heads head_dim"),
         "layers.attention.o.kernel": spec("layers heads head_dim embed"),
-        "layers.mlp_norm.scale": spec("layers embed", _ones),
-        "layers.mlp.gate.kernel": spec("layers embed mlp"),
-        "layers.mlp.up.kernel": spec("layers embed mlp"),
-        "layers.mlp.down.kernel": spec("layers mlp embed"),
-        "final_norm.scale": spec("embed", _ones),
+        "layers.mlp_norm.scale": spec("layers embed", norm),
+        "layers.mlp.gate.kernel": spec(f"layers {expert}embed mlp"),
+        "layers.mlp.up.kernel": spec(f"layers {expert}embed mlp"),
+        "layers.mlp.down.kernel": spec(f"layers {expert}mlp embed"),
+        "final_norm.scale": spec("embed", norm),
     }
+    if config.num_experts:
+        specs["layers.mlp.router.kernel"] = spec("layers embed expert")
+    if config.post_norms:
+        specs["layers.attention_post_norm.scale"] = spec("layers embed", norm)
+        specs["layers.mlp_post_norm.scale"] = spec("layers embed", norm)
     if config.qkv_bias:
         specs["layers.attention.q.bias"] = spec("layers heads head_dim", _zeros)
         specs["layers.attention.k.bias"] = spec("layers kv_heads head_dim", _zeros)
@@ -69,8 +77,8 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
         specs["layers.mlp.up.bias"] = spec("layers mlp", _zeros)
         specs["layers.mlp.down.bias"] = spec("layers embed", _zeros)
     if config.qk_norm:
-        specs["layers.attention.q_norm.scale"] = spec("layers head_dim", _ones)
-        specs["layers.attention.k_norm.scale"] = spec("layers head_dim", _ones)
+        specs["layers.attention.q_norm.scale"] = spec("layers head_dim", norm)
+        specs["layers.attention.k_norm.scale"] = spec("layers head_dim", norm)
     if config.head != "lm":
         specs["score.kernel"] = spec("embed labels")
         if config.head_bias:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.cache import EMPTY, LayerCache, Sharing, decode, prefill
-from jaxrl_ppo.models.layers import Params
+from jaxrl_ppo.models.layers import Params, softcap
 from jaxrl_ppo.rollout.jax_sampling import Array, Draw, sample
 from jaxrl_ppo.rollout.jax_shapes import power_of_two
 
@@ -219,8 +219,11 @@ def _logits(hidden: jax.Array, params: Params, config: DecoderConfig) -> jax.Arr
     """Float32 logits [..., V] of hidden states [..., D]."""
     if config.tie_embeddings:
         contract = (((hidden.ndim - 1,), (1,)), ((), ()))
-        return jax.lax.dot_general(hidden, params["embed"]["embedding"], contract, preferred_element_type=jnp.float32)
-    return jnp.matmul(hidden, params["lm_head"]["kernel"], preferred_element_type=jnp.float32)
+        kernel = params["embed"]["embedding"]
+        logits = jax.lax.dot_general(hidden, kernel, contract, preferred_element_type=jnp.float32)
+    else:
+        logits = jnp.matmul(hidden, params["lm_head"]["kernel"], preferred_element_type=jnp.float32)
+    return softcap(logits, config.logit_softcap)
 
 
 def _prefill(tokens: jax.Array, lengths: jax.Array, params: Params, *, config: DecoderConfig, dtype: Any) -> Prompts:

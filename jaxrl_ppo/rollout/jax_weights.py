@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_ppo.models.architecture import DecoderConfig
@@ -51,6 +52,7 @@ def engine_params(tensors: Iterable[tuple[str, Any]], config: DecoderConfig, dty
     out of a stack first. Tensors are put into place one by one as they come.
     """
     plan = tensor_plan(config)
+    experts: dict[tuple[int, str], list[Any]] = {}
     single: dict[str, Any] = {}
     layers: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
     for name, tensor in tensors:
@@ -58,10 +60,18 @@ def engine_params(tensors: Iterable[tuple[str, Any]], config: DecoderConfig, dty
         if entry is None:  # a tied head or a buffer, which check_coverage lets pass
             continue
         block = _place(tensor, entry.block_shape, entry.layout, np.dtype(dtype))
-        if entry.parameter.startswith(LAYERS):
-            layers[entry.index[0]][entry.parameter.removeprefix(LAYERS)] = block
-        else:
+        if not entry.parameter.startswith(LAYERS):
             single[entry.parameter] = block
+            continue
+        layer, *expert = entry.index
+        path = entry.parameter.removeprefix(LAYERS)
+        if expert:
+            blocks = experts.setdefault((layer, path), [None] * config.num_experts)
+            blocks[expert[0]] = block
+            if any(b is None for b in blocks):
+                continue
+            block = jnp.stack(experts.pop((layer, path)))
+        layers[layer][path] = block
     return nest(single) | {"layers": [nest(layer) for layer in layers]}
 
 

@@ -8,6 +8,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxrl_ppo.models.layers import softcap
+
 
 def gather_sources(hidden: jax.Array, source: jax.Array) -> jax.Array:
     """The hidden states that predict something: hidden [G * K, S, D], source int [G, T] in 0..K*S-1 -> [G, T, D]."""
@@ -15,7 +17,7 @@ def gather_sources(hidden: jax.Array, source: jax.Array) -> jax.Array:
     return jnp.take_along_axis(flat, source[..., None], axis=1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def token_log_probs(
     hidden: jax.Array,
     kernel: jax.Array,
@@ -23,21 +25,23 @@ def token_log_probs(
     temperature: jax.Array,
     chunk: int,
     with_entropy: bool,
+    cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Log-prob of each target token and, when asked, the entropy of its distribution, both float32 [G, T].
 
-    hidden [G, T, D] and kernel [D, V] are multiplied in their dtype, accumulated in float32; logits are divided by
-    `temperature` (a scalar) in float32. At most `chunk` tokens of each of the G pieces are projected at a time, here
-    and again in the backward pass, which keeps one float per token from the forward pass. G is the axis that rows are
-    sharded over; the vocabulary may be sharded too (its reductions then run across devices).
+    hidden [G, T, D] and kernel [D, V] are multiplied in their dtype, accumulated in float32; logits are bounded by
+    `softcap` to `cap`, if the model has one, and divided by `temperature` (a scalar), in float32. At most `chunk`
+    tokens of each of the G pieces are projected at a time, here and again in the backward pass, which keeps one float
+    per token from the forward pass. G is the axis that rows are sharded over; the vocabulary may be sharded too (its
+    reductions then run across devices).
     """
-    return _forward(hidden, kernel, target, temperature, chunk, with_entropy)[0]
+    return _forward(hidden, kernel, target, temperature, chunk, with_entropy, cap)[0]
 
 
-def _forward(hidden, kernel, target, temperature, chunk, with_entropy):
+def _forward(hidden, kernel, target, temperature, chunk, with_entropy, cap):
     def one_chunk(_, inputs):
         hidden, target = inputs
-        logits = _logits(hidden, kernel, temperature)
+        logits = softcap(_matmul("gtd,dv->gtv", hidden, kernel), cap) / temperature
         log_sum = jax.nn.logsumexp(logits, axis=-1)
         log_prob = jnp.sum(jnp.where(_is_target(target, logits), logits, 0), axis=-1) - log_sum
         entropy = None
@@ -52,20 +56,24 @@ def _forward(hidden, kernel, target, temperature, chunk, with_entropy):
     return (log_prob, entropy), (hidden, kernel, target, temperature, log_sum, entropy)
 
 
-def _backward(chunk, with_entropy, residuals, cotangents):
+def _backward(chunk, with_entropy, cap, residuals, cotangents):
     hidden, kernel, target, temperature, log_sum, entropy = residuals
     log_prob_bar, entropy_bar = cotangents
 
     def one_chunk(kernel_bar, inputs):
         hidden, target, log_sum, log_prob_bar, entropy, entropy_bar = inputs
-        logits = _logits(hidden, kernel, temperature)
+        capped = softcap(_matmul("gtd,dv->gtv", hidden, kernel), cap)
+        logits = capped / temperature
         log_probs = logits - log_sum[..., None]
         probs = jnp.exp(log_probs)
         # d log p(target) / d logits = onehot - p; d entropy / d logits = -p (log p + entropy).
         logits_bar = log_prob_bar[..., None] * (_is_target(target, logits) - probs)
         if with_entropy:
             logits_bar -= entropy_bar[..., None] * probs * (log_probs + entropy[..., None])
-        logits_bar = (logits_bar / temperature).astype(kernel.dtype)
+        logits_bar /= temperature
+        if cap is not None:
+            logits_bar *= 1 - jnp.square(capped / cap)
+        logits_bar = logits_bar.astype(kernel.dtype)
         hidden_bar = _matmul("gtv,dv->gtd", logits_bar, kernel)
         # One accumulator per piece: the sum over pieces, and so the traffic between devices, comes once at the end.
         kernel_bar += _matmul("gtd,gtv->gdv", hidden, logits_bar)
@@ -83,10 +91,6 @@ token_log_probs.defvjp(_forward, _backward)
 
 def _matmul(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
-
-
-def _logits(hidden: jax.Array, kernel: jax.Array, temperature: jax.Array) -> jax.Array:
-    return _matmul("gtd,dv->gtv", hidden, kernel) / temperature
 
 
 def _is_target(target: jax.Array, logits: jax.Array) -> jax.Array:

@@ -121,13 +121,16 @@ class ModelPrograms:
         placed = {name: (array, self.row_sharding) for name, array in rows.items()}
         return placed | {name: (array, self.slot_sharding) for name, array in slots.items()}
 
-    def _sources(self, decoder: Any, arrays: Arrays) -> jax.Array:
-        """The hidden state before each of a micro-step's targets, [G, T, D], every device having targets of its own."""
-        hidden = decoder.hidden(*(arrays.get(name) for name in ROWS))
+    def _sources(self, decoder: Any, arrays: Arrays) -> tuple[jax.Array, jax.Array | None]:
+        """The hidden state before each of a micro-step's targets, [G, T, D], every device having targets of its own.
+
+        Also the load-balance loss of the micro-step's tokens, if the model has experts.
+        """
+        hidden, balance = decoder.hidden_and_balance(*(arrays.get(name) for name in ROWS))
         constrain = self.layout.constrain
         # It may lie on any device that has a part of its row.
         sources = gather_sources(constrain(hidden, "rows", None, "features"), arrays["source"])
-        return constrain(sources, "rows", "length", "features")
+        return constrain(sources, "rows", "length", "features"), balance
 
     def _decoder(self, params: Tree) -> Any:
         """The module with these parameters."""

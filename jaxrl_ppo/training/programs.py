@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxrl_ppo.models.architecture import DecoderConfig
     from jaxrl_ppo.schema.config import ActorConfig, RolloutCorrectionConfig
 
+SHARE = "share"  # a column: what part of the mini-batch's targets each is
 REJECTED = "rejected"  # among a micro-step's sums: what rejection takes from the divisor
 
 
@@ -56,13 +57,15 @@ class PolicyPrograms(ModelPrograms):
 
     def _predict(
         self, params: Tree, arrays: Arrays, temperature: jax.Array, with_entropy: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        """Log-probs of the targets; their entropy, if asked for; the load-balance loss, if there are experts."""
         decoder = self._decoder(params)
-        sources, target = self._spread(self._sources(decoder, arrays)), self._spread(arrays["target"])
+        sources, balance = self._sources(decoder, arrays)
+        sources, target = self._spread(sources), self._spread(arrays["target"])
         kernel = self.layout.constrain(decoder.head(), None, "vocab")  # gathered once, not for every chunk
-        chunk = self.actor.log_prob_chunk_size
-        outputs = token_log_probs(sources, kernel, target, temperature, chunk, with_entropy)
-        return jax.tree.map(lambda x: x.reshape(arrays["target"].shape), outputs)
+        chunk, cap = self.actor.log_prob_chunk_size, self.model.logit_softcap
+        outputs = token_log_probs(sources, kernel, target, temperature, chunk, with_entropy, cap)
+        return *jax.tree.map(lambda x: x.reshape(arrays["target"].shape), outputs), balance
 
     def _spread(self, x: jax.Array) -> jax.Array:
         """[G, T, ...] -> [G * n, T / n, ...] with n the sequence axis: a piece for every device that has targets."""
@@ -77,7 +80,7 @@ class PolicyPrograms(ModelPrograms):
         """A micro-step's part of the mini-batch's loss; its parts of the metrics, which are sums; its log-probs."""
         actor, weights, mask = self.actor, arrays["weights"], arrays["mask"]
         want_entropy = actor.calculate_entropy or actor.entropy_coeff != 0
-        log_probs, entropy = self._predict(params, arrays, temperature, want_entropy)
+        log_probs, entropy, balance = self._predict(params, arrays, temperature, want_entropy)
         sequence_sum = packed_sequence_sum(arrays["sequence"], mask.shape[1])
         # Without old log-probs the policy is the one that is about to be trained: the ratio is 1.
         old_log_probs = arrays.get("old_log_probs", jax.lax.stop_gradient(log_probs))
@@ -113,4 +116,8 @@ class PolicyPrograms(ModelPrograms):
             kl = kl_penalty(log_probs, arrays["ref_log_probs"], mask, actor.kl_loss_type)
             sums["kl_loss"] = weighted_sum(kl, weights)
             loss = loss + actor.kl_loss_coef * sums["kl_loss"]
+        if self.model.balance_coef and balance is not None:
+            # Not linear in the tokens: a mini-batch's is the mean over its micro-steps', weighted by their targets.
+            sums["aux_loss"] = balance * jnp.sum(arrays[SHARE])
+            loss = loss + self.model.balance_coef * sums["aux_loss"]
         return loss, (sums, jax.lax.stop_gradient(log_probs))

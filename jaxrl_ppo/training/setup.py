@@ -151,4 +151,5 @@ def _attention_cost(model: DecoderConfig) -> float:
     """
     attention = 2 * 2 * model.num_heads * model.head_dim
     projections = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
-    return attention / (projections + 3 * model.hidden_size * model.intermediate_size)
+    experts = model.experts_per_token or 1
+    return attention / (projections + 3 * model.hidden_size * model.intermediate_size * experts)

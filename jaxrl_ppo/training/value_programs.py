@@ -41,7 +41,7 @@ class ValuePrograms(ModelPrograms):
     def _values(self, params: Tree, arrays: Arrays) -> jax.Array:
         """The value before each of a micro-step's targets, float32 [G, T]."""
         decoder = self._decoder(params)
-        return decoder.project_values(self._sources(decoder, arrays))
+        return decoder.project_values(self._sources(decoder, arrays)[0])
 
     def _loss(self, params: Tree, arrays: Arrays) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """A micro-step's part of the mini-batch's loss; its parts of the metrics, which are sums; its values."""

@@ -9,11 +9,12 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-from tiny_models import CONFIGS
+from tiny_models import CONFIGS, checkpoint_gradients
 
 from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.models.decoder import Decoder
 from jaxrl_ppo.models.huggingface import load_params
+from jaxrl_ppo.models.layers import softcap
 from jaxrl_ppo.models.parameters import flatten
 from jaxrl_ppo.models.tensor_plan import tensor_plan
 
@@ -31,12 +32,13 @@ def logits_of(decoder, tokens, positions=None, segment_ids=None, branch_ids=None
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
-    return compute_logits(decoder, tokens, positions, segment_ids, branch_ids)
+    return compute_logits(decoder, tokens, positions, segment_ids, branch_ids)[0]
 
 
 @nnx.jit
 def compute_logits(decoder, *row):
-    return decoder.hidden(*row) @ decoder.head()
+    hidden, balance = decoder.hidden_and_balance(*row)
+    return softcap(hidden @ decoder.head(), decoder.config.logit_softcap), balance
 
 
 def random_tokens(rows, length, seed=0):
@@ -50,27 +52,33 @@ def test_logits_log_probs_and_gradients_equal_transformers(model_folders, name):
     tokens = random_tokens(2, 100)  # more than one chunk of queries
     targets = torch.tensor(tokens[:, 1:], dtype=torch.long)
 
-    expected = oracle(torch.tensor(tokens, dtype=torch.long)).logits
+    output = oracle(torch.tensor(tokens, dtype=torch.long))
+    expected = output.logits
     expected_log_probs = torch.log_softmax(expected[:, :-1], -1).gather(-1, targets[..., None])[..., 0]
-    (expected_log_probs * torch.linspace(-1, 1, 99)).sum().backward()
+    total = (expected_log_probs * torch.linspace(-1, 1, 99)).sum()
+    if decoder.config.num_experts:
+        total = total + 50 * output.aux_loss
+    total.backward()
 
     def loss(decoder):
-        logits = logits_of(decoder, tokens)
+        positions = jnp.broadcast_to(jnp.arange(100), tokens.shape)
+        logits, balance = compute_logits(decoder, jnp.asarray(tokens), positions, jnp.ones_like(tokens))
         log_probs = jax.nn.log_softmax(logits[:, :-1])
         log_probs = jnp.take_along_axis(log_probs, jnp.asarray(tokens)[:, 1:, None], -1)[..., 0]
-        return (log_probs * jnp.linspace(-1, 1, 99)).sum(), (logits, log_probs)
+        total = (log_probs * jnp.linspace(-1, 1, 99)).sum()
+        return total if balance is None else total + 50 * balance, (logits, log_probs)
 
     (_, (logits, log_probs)), grads = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(decoder)
     np.testing.assert_allclose(logits, expected.detach(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(log_probs, expected_log_probs.detach(), rtol=1e-4, atol=1e-4)
 
     flat = dict(flatten(nnx.to_pure_dict(grads)))
-    named = dict(oracle.named_parameters())
+    named = checkpoint_gradients(oracle)
     plan = tensor_plan(decoder.config)
     assert plan.keys() == named.keys()
     for entry in plan.values():
         ours = np.asarray(entry.to_tensor(flat[entry.parameter][entry.index]))
-        theirs = named[entry.name].grad.numpy()
+        theirs = named[entry.name].numpy()
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max(), err_msg=entry.name)
 
 
