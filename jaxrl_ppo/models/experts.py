@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.sharding.rules import MeshAxes
 
 Activation = Callable[[jax.Array], jax.Array]
 PROJECTIONS = {
@@ -118,16 +119,14 @@ def _spread(
     specs = {name: layout.sharding(axes, kernels[name].shape).spec for name, axes in PROJECTIONS.items()}
     expert, embed, mlp = (axes or () for axes in specs["gate"])
 
+    def gathered(array: jax.Array, axes: MeshAxes, dimension: int) -> jax.Array:
+        return jax.lax.all_gather(array, axes, axis=dimension, tiled=True) if axes else array
+
     def local(x: jax.Array, weights: jax.Array, chosen: jax.Array, kernels: Mapping[str, jax.Array]) -> jax.Array:
         # Gathered here and not before, the gradients of the kernels are scattered as they are summed.
-        whole = {
-            name: jax.lax.all_gather(kernel, embed, axis=PROJECTIONS[name].index("embed"), tiled=True)
-            for name, kernel in kernels.items()
-        }
+        whole = {name: gathered(kernel, embed, PROJECTIONS[name].index("embed")) for name, kernel in kernels.items()}
         first = jax.lax.axis_index(expert) * whole["gate"].shape[0] if expert else 0
-        x, weights, chosen = (
-            jax.lax.all_gather(array, expert, axis=0, tiled=True) if expert else array for array in (x, weights, chosen)
-        )
+        x, weights, chosen = (gathered(array, expert, 0) for array in (x, weights, chosen))
         out = _compute(x, weights, chosen, whole, activation, first)
         out = jax.lax.psum(out, mlp) if mlp else out
         return jax.lax.psum_scatter(out, expert, scatter_dimension=0, tiled=True) if expert else out

@@ -1,0 +1,49 @@
+"""Run as a program with eight virtual devices: three updates of each family on each of its meshes; prints JSON.
+
+Arguments: a JSON object {family: [its folder, [meshes]]}. Results: {family: [[loss, entropy, norm] * 3 of each mesh]}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import jax
+from training_cases import make_batch, make_config
+
+from jaxrl_ppo.schema.config import AlgorithmConfig
+from jaxrl_ppo.sharding.mesh import make_mesh
+from jaxrl_ppo.training.policy import PolicyTrainer
+
+COMPARED = ("actor/pg_loss", "actor/entropy", "actor/grad_norm")
+
+
+def updates(folder: str, sizes: dict[str, int]) -> list[list[float]]:
+    config = make_config(entropy_coeff=0.01, ppo_max_token_len_per_gpu=256)
+    config.actor.mesh.fsdp = 1
+    for axis, size in sizes.items():
+        setattr(config.actor.mesh, axis, size)
+    mesh = make_mesh(config.actor.mesh, jax.devices()[: math.prod(sizes.values())])
+    trainer = PolicyTrainer(
+        config,
+        AlgorithmConfig(),
+        model_folder=folder,
+        mesh=mesh,
+        total_steps=10,
+        needs_reference=False,
+        seed=42,
+    )
+    results = []
+    for _ in range(3):
+        metrics = trainer.update(make_batch())
+        names = [*COMPARED, "actor/aux_loss"] if trainer.model.num_experts else COMPARED
+        results.append([metrics[name] for name in names])
+    return results
+
+
+cases = json.loads(sys.argv[1])
+print(
+    "RESULT "
+    + json.dumps({name: [updates(folder, mesh) for mesh in meshes] for name, (folder, meshes) in cases.items()})
+)
