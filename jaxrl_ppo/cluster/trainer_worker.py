@@ -117,6 +117,8 @@ class TrainerWorker:
         """
         import jax
 
+        from jaxrl_ppo.models.parameters import multiplied_parameters
+
         first = jax.local_devices()[0]
         memory = first.memory_stats() or {}
         metrics = {}
@@ -125,14 +127,10 @@ class TrainerWorker:
         chip = find_chip(first.device_kind)
         if chip is None:
             return metrics
-        trainer = self.models[role]
-        model = trainer.model
-        size = sum(leaf.size for leaf in jax.tree.leaves(trainer.params))
-        if not model.tie_embeddings or model.head != "lm":
-            size -= model.vocab_size * model.hidden_size  # looked up, not multiplied
+        model = self.models[role].model
         flops = training_flops(
             prompt_lengths(batch) + response_lengths(batch),
-            parameters=size,
+            parameters=multiplied_parameters(model),
             layers=model.num_layers,
             attention_width=model.num_heads * model.head_dim,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +87,18 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
     elif not config.tie_embeddings:
         specs["lm_head.kernel"] = spec("embed vocab")
     return specs
+
+
+def multiplied_parameters(config: DecoderConfig) -> int:
+    """How many parameters a token is multiplied with: not the embedding that it looks up, of experts only its own."""
+    total = 0
+    for path, spec in parameter_specs(config).items():
+        size = math.prod(spec.shape)
+        if spec.axes[:2] == ("layers", "expert"):
+            size = size * config.experts_per_token // config.num_experts
+        if path != "embed.embedding" or (config.tie_embeddings and config.head == "lm"):
+            total += size
+    return total
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:

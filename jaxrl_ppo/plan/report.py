@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from jaxrl_ppo.models.parameters import multiplied_parameters
 from jaxrl_ppo.observability.metrics import training_flops
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def verdict(
         model = workload.programs.model
         flops = config.actor_rollout_ref.actor.ppo_epochs * training_flops(
             workload.lengths,
-            parameters=_multiplied(workload),
+            parameters=multiplied_parameters(model),
             layers=model.num_layers,
             attention_width=model.num_heads * model.head_dim,
         )
@@ -145,13 +146,6 @@ def advice(config: Config, workload: Workload, worst: Measured, chip: Chip) -> I
 def _size(workload: Workload) -> float:
     """Billions of parameters."""
     return sum(math.prod(leaf.shape) for leaf in _leaves(workload)) / 1e9
-
-
-def _multiplied(workload: Workload) -> int:
-    """Parameters that every token is multiplied with."""
-    model = workload.programs.model
-    total = sum(math.prod(leaf.shape) for leaf in _leaves(workload))
-    return total if model.tie_embeddings else total - model.vocab_size * model.hidden_size
 
 
 def _leaves(workload: Workload) -> list:

@@ -81,7 +81,7 @@ def make_workload(config: Config, model: DecoderConfig, mesh: Mesh, *, needs_ref
         seed=0,
         rejecting=programs.rejecting,
     )
-    packing, arrays = _packed(programs, batch, update_limits(roles, model, layout), mini_batch.columns)
+    packing, arrays = _packed(programs, batch, update_limits(roles, model, layout), programs.columns(mini_batch))
     micro_steps = len(packing.steps)
     works = []
     if micro_steps == 1:

@@ -18,7 +18,7 @@ from jaxrl_ppo.training.minibatches import MiniBatch, make_mini_batch, optimizer
 from jaxrl_ppo.training.model_trainer import ModelTrainer
 from jaxrl_ppo.training.optimizer import learning_rate
 from jaxrl_ppo.training.packing import Packing, pack
-from jaxrl_ppo.training.programs import REJECTED, SHARE
+from jaxrl_ppo.training.programs import REJECTED
 from jaxrl_ppo.training.setup import DTYPES, log_prob_limits, policy_programs, update_limits
 from jaxrl_ppo.training.totals import Totals
 
@@ -154,10 +154,7 @@ class PolicyTrainer(ModelTrainer):
         Log-probs of computed tokens are put into `log_probs` [B, T], where it is NaN.
         """
         packing = pack(batch, mini_batch.computed, self._update_limits)
-        columns = mini_batch.columns
-        if self.model.balance_coef:
-            columns = columns | {SHARE: np.full(batch.response_mask.shape, 1 / max(mini_batch.computed_tokens, 1))}
-        grads, sums, results = self._accumulate(packing, columns, self.temperature)
+        grads, sums, results = self._accumulate(packing, self.programs.columns(mini_batch), self.temperature)
         if log_probs is not None:
             latest = np.full_like(log_probs, np.nan)
             for step, result in zip(packing.steps, results):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_ppo.algorithms.aggregation import reject_in_loss, weighted_sum
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jaxrl_ppo.algorithms.registry import PolicyLoss
     from jaxrl_ppo.models.architecture import DecoderConfig
     from jaxrl_ppo.schema.config import ActorConfig, RolloutCorrectionConfig
+    from jaxrl_ppo.training.minibatches import MiniBatch
 
 SHARE = "share"  # a column: what part of the mini-batch's targets each is
 REJECTED = "rejected"  # among a micro-step's sums: what rejection takes from the divisor
@@ -54,6 +56,13 @@ class PolicyPrograms(ModelPrograms):
             out_shardings=self.parameter_shardings,
             donate_argnums=0,
         )
+
+    def columns(self, mini_batch: MiniBatch) -> dict[str, np.ndarray]:
+        """What the loss needs of a mini-batch: its columns; for the load-balance loss also what share each target is."""
+        if not self.model.balance_coef:
+            return mini_batch.columns
+        share = np.full(mini_batch.columns["mask"].shape, 1 / max(mini_batch.computed_tokens, 1), np.float32)
+        return mini_batch.columns | {SHARE: share}
 
     def _predict(
         self, params: Tree, arrays: Arrays, temperature: jax.Array, with_entropy: bool

@@ -38,7 +38,14 @@ def policy_programs(
 
     Raises ValueError, UserCodeError or ShardingError for what the configuration names wrongly.
     """
-    actor = config.actor
+    actor, rollout = config.actor, config.rollout
+    longest = rollout.prompt_length + rollout.response_length
+    if longest > model.max_positions and any(kind.rope.kind == "dynamic" for kind in model.kinds):
+        raise ValueError(
+            f"rollout.prompt_length {rollout.prompt_length} + response_length {rollout.response_length} exceed the "
+            f"model's {model.max_positions} positions, where its rope type dynamic makes every token depend on how "
+            "long its sequence will be: log-probs would have no one value. Shorten them, or use rope type yarn"
+        )
     return PolicyPrograms(
         model,
         actor,
@@ -48,7 +55,7 @@ def policy_programs(
         correction=_correction_in_loss(algorithm),
         dtype=DTYPES[actor.fsdp_config.dtype],
         remat=_remat(config.model.enable_gradient_checkpointing, mesh),
-        attention=attention_kernel(actor, mesh),
+        attention=attention_kernel(actor, model, mesh),
     )
 
 
@@ -66,17 +73,19 @@ def critic_programs(
         Layout(mesh),
         dtype=DTYPES[policy.actor.fsdp_config.dtype],
         remat=_remat(policy.model.enable_gradient_checkpointing, mesh),
-        attention=attention_kernel(policy.actor, mesh),
+        attention=attention_kernel(policy.actor, model, mesh),
     )
 
 
-def attention_kernel(actor: ActorConfig, mesh: Mesh) -> str:
+def attention_kernel(actor: ActorConfig, model: DecoderConfig, mesh: Mesh) -> str:
     """The kernel of `models/kernels.py` that the mesh's devices have for this computation type and prefix sharing."""
     kernel = device.capabilities(_kind(mesh)).attention
     if actor.prefix_sharing == "true" and not takes_branches(kernel):
         return "xla"
     if kernel == "cudnn" and DTYPES[actor.fsdp_config.dtype] == jnp.float32:
         return "xla"  # cuDNN's flash attention has 16-bit types only
+    if kernel == "cudnn" and model.attention_softcap is not None:
+        return "xla"  # nor has it a soft cap
     return kernel
 
 
@@ -108,7 +117,7 @@ def critic_limits(
 def _limits(
     actor: ActorConfig, model: DecoderConfig, layout: Layout, sequences: int | None, tokens: int, key: str
 ) -> PackingLimits:
-    kernel = attention_kernel(actor, layout.mesh)
+    kernel = attention_kernel(actor, model, layout.mesh)
     # A piece of rows lies on all devices of the sequence axis, each with its own share of every row's tokens.
     shares = layout.pieces("length")
     return PackingLimits(

@@ -99,16 +99,18 @@ def test_packed_row_equals_its_segments_alone(model_folders, remat):
     assert np.isfinite(packed).all()
 
 
-def test_responses_sharing_a_prompt_equal_each_alone(model_folders):
-    decoder = load(model_folders["llama_llama3"])
-    prompt, one, two = random_tokens(1, 9, 1), random_tokens(1, 6, 2), random_tokens(1, 8, 3)
+@pytest.mark.parametrize("name", ["llama_llama3", "gemma3"])
+def test_responses_sharing_a_prompt_equal_each_alone(model_folders, name):
+    decoder = load(model_folders[name])
+    # With gemma3, each response's window leaves some of the prompt behind, and by its own positions.
+    prompt, one, two = random_tokens(1, 24, 1), random_tokens(1, 6, 2), random_tokens(1, 8, 3)
     row = np.concatenate([prompt, one, two], 1)
-    positions = np.concatenate([np.arange(15), np.arange(9, 17)])[None].astype(np.int32)
-    branches = np.repeat([0, 1, 2], [9, 6, 8])[None]
+    positions = np.concatenate([np.arange(30), np.arange(24, 32)])[None].astype(np.int32)
+    branches = np.repeat([0, 1, 2], [24, 6, 8])[None]
     shared = logits_of(decoder, row, positions, np.ones_like(branches), branches)
     alone = [logits_of(decoder, np.concatenate([prompt, response], 1)) for response in (one, two)]
-    np.testing.assert_allclose(shared[:, :15], alone[0], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(shared[:, 15:], alone[1][:, 9:], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(shared[:, :30], alone[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(shared[:, 30:], alone[1][:, 24:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("remat", ["full", "dots"])

@@ -141,6 +141,11 @@ def broken_folder(model_folders, tmp_path, **config_changes):
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, "rope type 'longrope' is not supported"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "key 'factor' is missing"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ({"model_type": "gemma3_text", "layer_types": ["linear_attention"]}, "layer type 'linear_attention' is not"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer types of 1 layers for 3 layers"),
+        ({"model_type": "mixtral"}, "key 'num_local_experts' is missing"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "layers without experts are not supported"),
     ],
 )
 def test_unusable_configurations(model_folders, tmp_path, changes, message):

@@ -12,8 +12,10 @@ from jaxrl_ppo.training.head import gather_sources, token_log_probs
 PIECES, SLOTS, WIDTH, VOCABULARY = 2, 13, 8, 50
 
 
-def plain(hidden, kernel, target, temperature):
-    log_probs = jax.nn.log_softmax(jnp.einsum("gtd,dv->gtv", hidden, kernel) / temperature, axis=-1)
+def plain(hidden, kernel, target, temperature, cap=None):
+    logits = jnp.einsum("gtd,dv->gtv", hidden, kernel)
+    logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+    log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
     chosen = jnp.take_along_axis(log_probs, target[..., None], -1)[..., 0]
     return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
@@ -31,9 +33,9 @@ def inputs():
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 13, 1000])
+@pytest.mark.parametrize(("chunk", "cap"), [(1, None), (4, None), (4, 2.0), (13, None), (1000, None)])
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_values_and_gradients_equal_the_plain_formula(inputs, chunk, with_entropy):
+def test_values_and_gradients_equal_the_plain_formula(inputs, chunk, cap, with_entropy):
     hidden, kernel, target, temperature, log_prob_weight, entropy_weight = inputs
     weight = entropy_weight if with_entropy else 0
 
@@ -42,15 +44,15 @@ def test_values_and_gradients_equal_the_plain_formula(inputs, chunk, with_entrop
         # Not linear, so that the cotangents differ from token to token.
         return jnp.sum(jnp.exp(log_probs) * log_prob_weight) + (jnp.sum(entropy**2 * weight) if with_entropy else 0)
 
-    ours = lambda h, k: total(token_log_probs(h, k, target, temperature, chunk, with_entropy))  # noqa: E731
-    theirs = lambda h, k: total(plain(h, k, target, temperature))  # noqa: E731
+    ours = lambda h, k: total(token_log_probs(h, k, target, temperature, chunk, with_entropy, cap))  # noqa: E731
+    theirs = lambda h, k: total(plain(h, k, target, temperature, cap))  # noqa: E731
     expected, expected_grads = jax.value_and_grad(theirs, (0, 1))(hidden, kernel)
     value, grads = jax.jit(jax.value_and_grad(ours, (0, 1)))(hidden, kernel)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for grad, wanted in zip(grads, expected_grads):
         np.testing.assert_allclose(grad, wanted, atol=1e-5 * np.abs(wanted).max())
-    log_probs, entropy = token_log_probs(hidden, kernel, target, temperature, chunk, with_entropy)
-    wanted_log_probs, wanted_entropy = plain(hidden, kernel, target, temperature)
+    log_probs, entropy = token_log_probs(hidden, kernel, target, temperature, chunk, with_entropy, cap)
+    wanted_log_probs, wanted_entropy = plain(hidden, kernel, target, temperature, cap)
     np.testing.assert_allclose(log_probs, wanted_log_probs, rtol=1e-5, atol=1e-5)
     if with_entropy:
         np.testing.assert_allclose(entropy, wanted_entropy, rtol=1e-5, atol=1e-5)
