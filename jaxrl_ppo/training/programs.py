@@ -58,7 +58,7 @@ class PolicyPrograms(ModelPrograms):
         )
 
     def columns(self, mini_batch: MiniBatch) -> dict[str, np.ndarray]:
-        """What the loss needs of a mini-batch: its columns; for the load-balance loss also what share each target is."""
+        """What the loss needs of a mini-batch: its columns; for a load-balance loss also what share each target is."""
         if not self.model.balance_coef:
             return mini_batch.columns
         share = np.full(mini_batch.columns["mask"].shape, 1 / max(mini_batch.computed_tokens, 1), np.float32)
