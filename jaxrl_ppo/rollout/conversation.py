@@ -70,6 +70,7 @@ class Conversation:
         self._versions: list[int] = []
         self._turns: list[Turn] = []
         self._finish_reason = "stop"
+        self._full = False
         self._latest: list[int] = []
 
     @property
@@ -80,7 +81,7 @@ class Conversation:
     @property
     def finished(self) -> bool:
         """Whether nothing may follow the policy's latest turn: no room is left, or a limit on turns is reached."""
-        return self._finish_reason == "length" or self._is_over("assistant") or self._is_over("tool")
+        return self._full or self.room <= 0 or self._is_over("assistant") or self._is_over("tool")
 
     def _is_over(self, role: str) -> bool:
         limit = self._max_turns[role]
@@ -91,17 +92,18 @@ class Conversation:
         """The policy's latest turn without its end token."""
         return self._chat.decode(self._latest)
 
-    async def generate(self) -> None:
-        """Let the policy write its next turn. Raises what the engine does."""
+    async def generate(self, max_new_tokens: int | None = None) -> None:
+        """Let the policy write its next turn, of at most `max_new_tokens` if given. Raises what the engine does."""
         number = sum(turn.role == "assistant" for turn in self._turns)
         request = self._request
+        most = self.room if max_new_tokens is None else min(max_new_tokens, self.room)
+        request = dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, max_new_tokens=most))
         if number:
             request = dataclasses.replace(
                 request,
                 id=f"{request.id}.{number}",
                 prompt_ids=(*request.prompt_ids, *self._ids),
                 seed=int(np.random.SeedSequence([request.seed, number]).generate_state(1)[0]),
-                sampling=dataclasses.replace(request.sampling, max_new_tokens=self.room),
             )
         completion = await self._complete(request)
         ids = completion.token_ids.tolist()
@@ -117,7 +119,7 @@ class Conversation:
         """
         ids = self._chat.continuation(messages, self._ids[-1] if self._ids else None)
         if len(ids) >= self.room:
-            self._finish_reason = "length"
+            self._finish_reason, self._full = "length", True
             return False
         version = self._versions[-1] if self._versions else 0
         turn = Turn("tool", 0, 0, tuple(calls), failures)

@@ -18,7 +18,7 @@ class Twice:
         self.tools = tools
 
     async def run(self, prompt, conversation):
-        await conversation.generate()
+        await conversation.generate(max_new_tokens=8)
         with conversation.outside():
             answer = await self.tools.call(ToolCall("calculator", {"expression": f"{prompt.ground_truth} * 2"}))
         if conversation.add([{"role": "user", "content": answer.text}], calls=["calculator"]):
@@ -52,15 +52,12 @@ def test_a_run_of_several_turns_and_its_resume(command, tmp_path):
     rows = rows_of(command.folder, 3)
     for row in rows:
         assert row["length"] <= 56
-        if "turns" not in row:  # the first answer has left no room for a second
-            continue
         inside = [value for value, count in row["mask"] for _ in range(count)]
         (_, start, end) = row["turns"][1]
         assert [role for role, _, _ in row["turns"]] == ["assistant", "tool", "assistant"]
         assert set(inside[start:end]) == {0}
         assert set(inside[:start] + inside[end:]) == {1}
         assert f"user\n{2 * int(row['ground_truth'])}" in row["response"]
-    assert any("turns" in row for row in rows)
     assert any(span.track == "tools" for span in read_spans(command.folder / "timeline.json"))
 
     shutil.rmtree(command.folder / "global_step_3")

@@ -313,6 +313,23 @@ def test_loop_files_that_cannot_be_used(tokenizer, tmp_path, entry, told):
     assert told in str(error.value)
 
 
+async def test_a_turn_may_have_a_limit_of_its_own(tokenizer, tmp_path):
+    """A turn that is cut is closed by the template's own tokens, which the policy did not sample."""
+    (tmp_path / "loops.py").write_text(USER_LOOP.replace("generate()", "generate(max_new_tokens=3)"))
+    config = RolloutConfig()
+    config.agent.default_agent_loop = f"{tmp_path}/loops.py:Echo"
+    script = {"0.0": ["one two three four five", "six"]}
+    async with agents_of(config, tokenizer) as agents:
+        completion = (await run(agents, Scripted(tokenizer, script), [make_prompt(tokenizer)]))["0.0"]
+    first, user, last = completion.turns
+    assert (first.end, completion.finish_reason) == (3, "stop")
+    assert tokenizer.decode(completion.token_ids[: user.end]) == (
+        "one two three<|im_end|>\n<|im_start|>user\nONE TWO THREE<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (completion.mask[3 : user.end] == 0).all()
+    assert tokenizer.decode(completion.token_ids[last.start :]) == "six<|im_end|>"
+
+
 async def test_an_engines_error_ends_the_generation(tokenizer):
     engine = Scripted(tokenizer, {"0.0": ["one"], "1.0": [EngineDead("gone")]})
     agents = AgentLoops({"single_turn_agent": SingleTurnLoop()}, "single_turn_agent", ChatFormat(tokenizer, {}))
