@@ -2,7 +2,12 @@
 
     python examples/data_preprocess/reasoning_tasks.py --task chain_sum --local_save_dir ~/data/chain_sum
     python examples/data_preprocess/reasoning_tasks.py --task basic_arithmetic --config '{"max_terms": 3}' …
+    python examples/data_preprocess/reasoning_tasks.py --task chain_sum --tool_examples 3 …
     python examples/data_preprocess/reasoning_tasks.py --list
+
+`--tool_examples` puts so many solved questions in front of each one, solved with examples/tools/calculator.py: what a
+small model needs to see before it calls a tool at all. It takes a task with an `expression` (chain_sum,
+basic_arithmetic), and a run with `rollout.multi_turn`.
 
 Needs `pip install reasoning-gym`. Rows are scored by the package's own scorer for their task, which comes along
 (data_source `reasoning_gym/TASK`); a row keeps the task's seed, size, configuration and index, from which the scorer
@@ -13,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ def main() -> None:
     parser.add_argument("--train_size", type=int, default=1000)
     parser.add_argument("--test_size", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the training rows; the validation rows take the next")
+    parser.add_argument("--tool_examples", type=int, default=0, help="solved questions in front of each question")
     parser.add_argument("--local_save_dir", type=Path, default=Path("~/data/reasoning_gym"))
     args = parser.parse_args()
     if args.list:
@@ -44,21 +50,45 @@ def main() -> None:
     folder = args.local_save_dir.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     for split, size, seed in (("train", args.train_size, args.seed), ("test", args.test_size, args.seed + 1)):
-        table = pa.Table.from_pylist(list(make_rows(args.task, split, size, seed, args.config)))
+        before = solved(args.task, args.tool_examples, args.seed + 2, args.config)
+        table = pa.Table.from_pylist(list(make_rows(args.task, split, size, seed, args.config, before)))
         pq.write_table(table, folder / f"{split}.parquet")
         print(f"{folder / f'{split}.parquet'}: {table.num_rows} rows")
 
 
-def make_rows(task: str, split: str, size: int, seed: int, config: str) -> Iterator[dict[str, Any]]:
-    """The rows of one split."""
+def create(task: str, seed: int, size: int, config: str) -> Any:
+    """The task's questions."""
     try:
-        questions = reasoning_gym.create_dataset(task, seed=seed, size=size, **json.loads(config))
+        return reasoning_gym.create_dataset(task, seed=seed, size=size, **json.loads(config))
     except (TypeError, ValueError, AssertionError) as error:
         raise SystemExit(f"{task} does not take --config {config}: {error}") from error
-    for index, question in enumerate(questions):
+
+
+def solved(task: str, count: int, seed: int, config: str) -> list[dict[str, str]]:
+    """Messages of `count` questions that a calculator solves."""
+    messages = []
+    for question in create(task, seed, count, config) if count else []:
+        if "expression" not in question["metadata"]:
+            raise SystemExit(f"--tool_examples: the questions of {task} have no expression for a calculator")
+        call = {"name": "calculator", "arguments": {"expression": question["metadata"]["expression"]}}
+        messages += [
+            {"role": "user", "content": question["question"]},
+            {"role": "assistant", "content": f"<tool_call>\n{json.dumps(call)}\n</tool_call>"},
+            {"role": "user", "content": f"<tool_response>\n{question['answer']}\n</tool_response>"},
+            {"role": "assistant", "content": f"<answer>{question['answer']}</answer>"},
+        ]
+    return messages
+
+
+def make_rows(
+    task: str, split: str, size: int, seed: int, config: str, before: Sequence[dict[str, str]] = ()
+) -> Iterator[dict[str, Any]]:
+    """The rows of one split; `before` are messages in front of each question."""
+    for index, question in enumerate(create(task, seed, size, config)):
+        content = question["question"] if before else f"{question['question']} {INSTRUCTION}"
         yield {
             "data_source": f"reasoning_gym/{task}",
-            "prompt": [{"role": "user", "content": f"{question['question']} {INSTRUCTION}"}],
+            "prompt": [*before, {"role": "user", "content": content}],
             "ability": "reasoning",
             "reward_model": {"style": "rule", "ground_truth": str(question["answer"])},
             "extra_info": {
