@@ -1,10 +1,10 @@
 """What rollout correction is worth when samples are four weight versions old: a small model, several seeds.
 
-A decoder of one layer learns to answer each of 16 prompts with a token of its own, three times over. Each batch is
+A decoder of one layer learns to answer each of eight prompts with three tokens of its own. Each batch is
 drawn with the weights of `--staleness` updates ago. Printed per setting: the mean reward of the last fifth of the
-updates, its mean and spread over the seeds, and in how many seeds the reward fell by more than 0.2 below its best.
+updates, as mean and spread over the seeds.
 
-Usage: python benchmarks/staleness.py [--staleness 4] [--updates 60] [--seeds 5] [--lr 0.01]
+Usage: python benchmarks/staleness.py [--staleness 4] [--updates 120] [--seeds 5] [--lr 0.01]
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from jaxrl_ppo.schema.records import Batch, Prompt
 from jaxrl_ppo.sharding.mesh import make_mesh
 from jaxrl_ppo.training.policy import PolicyTrainer
 
-VOCABULARY, PROMPTS, SAMPLES, LENGTH = 32, 16, 8, 3
-FELL = 0.2
+VOCABULARY, PROMPTS, SAMPLES, LENGTH = 16, 8, 8, 3
 SETTINGS: dict[str, dict[str, Any]] = {
     "naive: old log-probs recomputed, no correction": {},
     "token weights, truncated at 2": {"rollout_is": "token", "rollout_is_threshold": 2.0},
@@ -134,19 +133,18 @@ def learn(config: Config, folder: Path, *, seed: int, updates: int, staleness: i
 def report(name: str, curves: list[list[float]]) -> None:
     """One setting's line."""
     last = [statistics.mean(curve[-len(curve) // 5 :]) for curve in curves]
-    fell = sum(max(curve) - end > FELL for curve, end in zip(curves, last))
     spread = statistics.stdev(last) if len(last) > 1 else 0.0
-    print(f"| {name} | {statistics.mean(last):.3f} | {spread:.3f} | {fell} of {len(curves)} |", flush=True)
+    print(f"| {name} | {statistics.mean(last):.3f} | {spread:.3f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, default=4)
-    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--updates", type=int, default=120)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lr", type=float, default=0.01)
     arguments = parser.parse_args()
-    print("| setting | reward at the end | spread | fell |\n|---|---|---|---|", flush=True)
+    print("| setting | reward at the end | spread |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         run = functools.partial(learn, updates=arguments.updates)
         folders = [save_model(Path(temporary) / str(seed), seed) for seed in range(arguments.seeds)]

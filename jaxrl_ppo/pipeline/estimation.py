@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxrl_ppo.algorithms.advantages.inputs import AdvantageInputs
 from jaxrl_ppo.algorithms.correction import correct_on_host
 from jaxrl_ppo.algorithms.diagnostics import rollout_metrics, weight_metrics
 from jaxrl_ppo.algorithms.kl import KlController, penalise_rewards
+from jaxrl_ppo.algorithms.resampling import resample
 from jaxrl_ppo.algorithms.token_rewards import place_scores
 from jaxrl_ppo.algorithms.value_loss import explained_variance
 from jaxrl_ppo.pipeline.batching import part_columns
@@ -25,6 +27,7 @@ class Estimation:
     def __init__(self, config: Config):
         """Raises UserCodeError when the configured estimator is a user's and cannot be loaded."""
         self.algorithm = config.algorithm
+        self._seed = config.actor_rollout_ref.actor.data_loader_seed
         self._estimator = find_advantage(config.algorithm.adv_estimator)
         self._advantage = advantage_function(self._estimator, config.algorithm)
         self._controller = KlController(config.algorithm.kl_ctrl)
@@ -69,6 +72,20 @@ class Estimation:
         if not self.algorithm.rollout_correction.bypass_mode:
             metrics |= self._correct(batch)
         return metrics
+
+    def to_learn_from(self, batch: Batch, step: int) -> Batch:
+        """The batch that models are updated with: the one given, or, under PF-PPO, its samples drawn anew.
+
+        The same draw for the same step, a resumed one's included.
+        """
+        if not self.algorithm.use_pf_ppo:
+            return batch
+        settings = self.algorithm.pf_ppo
+        rng = np.random.default_rng((self._seed, step))
+        rows = resample(batch.scores, settings.reweight_method, settings.weight_pow, rng)
+        columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        drawn = {name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        return dataclasses.replace(batch, **drawn)
 
     def _reward_parts(self, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
         names, weights = self.algorithm.gdpo_reward_keys, self.algorithm.gdpo_reward_weights

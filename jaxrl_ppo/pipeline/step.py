@@ -242,7 +242,7 @@ class Run:
         metrics |= batch_metrics(
             batch, max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length
         )
-        metrics |= await self._update(step, batch)
+        metrics |= await self._update(step, self.estimation.to_learn_from(batch, step))
         self._count_skips(step, metrics)
         with self._phase("stage_weights", step, "weight_sync"):
             await self._stage(step)

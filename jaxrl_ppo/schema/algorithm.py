@@ -63,6 +63,18 @@ class RolloutCorrectionConfig:
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
+class PfPpoConfig:
+    """`algorithm.pf_ppo`: how PF-PPO weighs samples."""
+
+    reweight_method: str = key(
+        "pow",
+        "|score|^weight_pow, the best and the worst alone, or the best four times as often as the others.",
+        choices=("pow", "max_min", "max_random"),
+    )
+    weight_pow: float = key(2.0, "pow: the exponent.", ge=0)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class AlgorithmConfig:
     """`algorithm`: what an advantage is."""
 
@@ -74,6 +86,8 @@ class AlgorithmConfig:
     norm_adv_by_std_in_grpo: bool = key(True, "Divide by the group's standard deviation; false is Dr.GRPO.")
     gdpo_reward_keys: list[str] = key([], "gdpo: names of the numbers that the reward function returns, each a reward.")
     gdpo_reward_weights: list[float] | None = key(None, "gdpo: their weights; null: 1 each.")
+    use_pf_ppo: bool = key(False, "gae: draw the samples to learn from anew, by their scores (PF-PPO).")
+    pf_ppo: PfPpoConfig = section(PfPpoConfig)
     use_kl_in_reward: bool = key(False, "Subtract a KL penalty from the reward.")
     kl_penalty: str = key("kl", "Its estimator.", choices=KL_TYPES)
     kl_ctrl: KlCtrlConfig = section(KlCtrlConfig)

@@ -57,7 +57,6 @@ MISSING = (
         only=(None, 1),
     ),
     Missing("reward.reward_model.enable", "reward models", only=(False,), covers=("reward.reward_model",)),
-    Missing("algorithm.use_pf_ppo", "PF-PPO", only=(None, False)),
     Missing("data.datagen.path", "generated data", only=(None,)),
 )
 

@@ -18,7 +18,13 @@ from jaxrl_ppo.schema.actor import (
     RefConfig,
     RefFsdpConfig,
 )
-from jaxrl_ppo.schema.algorithm import AlgorithmConfig, FilterGroupsConfig, KlCtrlConfig, RolloutCorrectionConfig
+from jaxrl_ppo.schema.algorithm import (
+    AlgorithmConfig,
+    FilterGroupsConfig,
+    KlCtrlConfig,
+    PfPpoConfig,
+    RolloutCorrectionConfig,
+)
 from jaxrl_ppo.schema.data import (
     CustomClassConfig,
     CustomRewardFunctionConfig,
@@ -67,6 +73,7 @@ __all__ = [
     "MultiTurnConfig",
     "OptimConfig",
     "OverlongBufferConfig",
+    "PfPpoConfig",
     "PolicyLossConfig",
     "RayConfig",
     "RayInitConfig",

@@ -91,7 +91,6 @@ FOREIGN = {
     "data.tool_config_path": "rollout.multi_turn.tool_config_path decides",
     "data.image_*": "text models only",
     "data.video_*": "text models only",
-    "algorithm.pf_ppo": "algorithm.use_pf_ppo decides",
     "reward_model": "the rest of verl's old reward-model section; reward.reward_model decides",
     "reward.reward_model.rollout": "reward models are not served by a rollout engine",
     "trainer.use_legacy_worker_impl": "there is one implementation",
@@ -159,6 +158,17 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
             not config.algorithm.filter_groups.enable and config.algorithm.filter_groups.max_num_gen_batches > 0
         ),
         "algorithm.filter_groups.enable=false",
+    ),
+    "algorithm.pf_ppo.reweight_method": (
+        lambda config: not config.algorithm.use_pf_ppo and config.algorithm.pf_ppo.reweight_method != "pow",
+        "algorithm.use_pf_ppo=false",
+    ),
+    "algorithm.pf_ppo.weight_pow": (
+        lambda config: (
+            (not config.algorithm.use_pf_ppo and config.algorithm.pf_ppo.weight_pow != 2.0)
+            or (config.algorithm.use_pf_ppo and config.algorithm.pf_ppo.reweight_method != "pow")
+        ),
+        "only algorithm.pf_ppo.reweight_method=pow has an exponent",
     ),
     "data.val_batch_size": (
         lambda config: config.data.val_batch_size is not None,

@@ -140,6 +140,9 @@ def algorithm(config: Config) -> Iterator[Fault]:
         keys = ("algorithm.adv_estimator", f"{ROLLOUT}.n")
         yield Fault(keys, f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs {ROLLOUT}.n of at least 2.")
     yield from _gdpo(config)
+    if config.algorithm.use_pf_ppo and config.algorithm.adv_estimator != "gae":
+        keys = ("algorithm.use_pf_ppo", "algorithm.adv_estimator")
+        yield Fault(keys, "algorithm.use_pf_ppo=true needs algorithm.adv_estimator=gae.")
     if actor.policy_loss.loss_mode == "dro" and actor.policy_loss.dro_beta is None:
         key = f"{ACTOR}.policy_loss.dro_beta"
         yield Fault((key,), f"{ACTOR}.policy_loss.loss_mode=dro needs {key}.")

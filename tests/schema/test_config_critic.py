@@ -49,6 +49,7 @@ def test_a_pool_of_its_own(check: Callable[..., Checked]) -> None:
             "trainer.max_critic_ckpt_to_keep=2 is more than",
         ),
         ([GAE, "critic.optim.optimizer=adamv"], "critic.optim.optimizer=adamv: must be one of"),
+        (["algorithm.use_pf_ppo=true"], "algorithm.use_pf_ppo=true needs algorithm.adv_estimator=gae"),
         (["algorithm.adv_estimator=gdpo"], "needs algorithm.gdpo_reward_keys"),
         (["algorithm.gdpo_reward_keys=[a]"], "algorithm.gdpo_reward_keys needs algorithm.adv_estimator=gdpo"),
         (

@@ -130,7 +130,6 @@ def test_hydra_targets_are_ignored(check: Callable[..., Checked]) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "algorithm.use_pf_ppo=true",
         "reward.reward_model.enable=true",
         "reward_model.enable=true",
         "actor_rollout_ref.model.lora_rank=8",
