@@ -177,7 +177,11 @@ class TrainerWorker:
         self.models[role].restore(folder)
 
     def save_pretrained(self, role: str, folder: str) -> None:
-        """Write the current weights of the model of `role`, in bfloat16, as a Hugging Face folder."""
+        """Write the current weights of the model of `role`, in bfloat16, as a Hugging Face folder.
+
+        A LoRA adapter is merged into them, and written alone, as PEFT does, into `lora_adapter` there.
+        """
+        from jaxrl_ppo.models.lora import gather_adapter, save_adapter
         from jaxrl_ppo.models.pretrained import save_pretrained
         from jaxrl_ppo.weights.export import export_buckets
 
@@ -188,3 +192,7 @@ class TrainerWorker:
         else:
             for _ in buckets:  # the others take part in the gathering
                 continue
+        if trainer.model.lora is not None:
+            adapter = gather_adapter(trainer.model, trainer.params)
+            if self.rank == 0:
+                save_adapter(f"{folder}/lora_adapter", trainer.model, adapter, self.model_folders[role])

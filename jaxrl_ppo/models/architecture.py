@@ -42,6 +42,15 @@ class LayerKind:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """A low-rank adapter: alpha / rank times a product of two matrices is added to each kernel of `targets`."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """Everything that shapes a decoder's parameters and its forward pass.
 
@@ -80,6 +89,7 @@ class DecoderConfig:
     tie_embeddings: bool = False
     head: str = "lm"  # one of HEADS
     head_bias: bool = False
+    lora: LoraConfig | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -103,6 +113,11 @@ class DecoderConfig:
     def query_scale(self) -> float:
         """What attention logits are multiplied by."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def adapter_scale(self) -> float:
+        """What a LoRA adapter's product is multiplied by; 0 without one."""
+        return self.lora.alpha / self.lora.rank if self.lora else 0.0
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

@@ -28,7 +28,7 @@ def load_decoder_config(folder: str | Path, head: str = "lm") -> DecoderConfig:
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelFolderError(f"model folder {folder} does not exist; give a local Hugging Face folder or a model id")
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     model_type = raw.get("model_type")
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
@@ -43,12 +43,13 @@ def load_decoder_config(folder: str | Path, head: str = "lm") -> DecoderConfig:
         raise ModelFolderError(f"{folder / 'config.json'}: {error}") from error
     generation = folder / "generation_config.json"
     if generation.exists():
-        eos = token_ids(_read_json(generation).get("eos_token_id"))
+        eos = token_ids(read_json(generation).get("eos_token_id"))
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + eos)))
     return config
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelFolderError, naming the file, when there is none."""
     try:
         body = json.loads(path.read_text())
     except FileNotFoundError as error:

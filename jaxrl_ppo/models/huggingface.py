@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.config import ModelFolderError
 from jaxrl_ppo.models.parameters import flatten, parameter_specs, to_state
-from jaxrl_ppo.models.tensor_plan import TensorEntry, tensor_plan
+from jaxrl_ppo.models.tensor_plan import TensorEntry, adapter_plan, tensor_plan
 
 SINGLE_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"  # PEFT's
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 
@@ -28,8 +30,11 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 class Checkpoint:
     """The safetensors files of a folder, opened lazily; `bytes_read` counts tensor bytes taken from them."""
 
-    def __init__(self, folder: str | Path):
-        """Raises ModelFolderError when the folder holds no readable safetensors checkpoint."""
+    def __init__(self, folder: str | Path, single_file: str = SINGLE_FILE):
+        """`single_file` is the file where there is no index.
+
+        Raises ModelFolderError when the folder holds no readable safetensors checkpoint.
+        """
         self.folder = Path(folder)
         self.bytes_read = 0
         self._files: dict[str, Any] = {}
@@ -39,10 +44,10 @@ class Checkpoint:
                 self._file_of: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ModelFolderError(f"{index} is not a readable safetensors index ({error!r})") from error
-        elif (self.folder / SINGLE_FILE).exists():
-            self._file_of = dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
+        elif (self.folder / single_file).exists():
+            self._file_of = dict.fromkeys(self._open(single_file).keys(), single_file)
         else:
-            raise ModelFolderError(f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: no weights to read")
+            raise ModelFolderError(f"{self.folder} has neither {single_file} nor {INDEX_FILE}: no weights to read")
 
     @property
     def names(self) -> set[str]:
@@ -64,6 +69,11 @@ class Checkpoint:
         """Raise ModelFolderError listing every missing, unknown and mis-shaped tensor for a model of `config`."""
         if faults := check_coverage({name: self.header(name) for name in self.names}, config):
             raise ModelFolderError(f"{self.folder} does not fit its config.json: " + list_faults(faults))
+
+    def check_plan(self, plan: Mapping[str, TensorEntry]) -> None:
+        """Raise ModelFolderError listing every tensor that is not as in `plan`."""
+        if faults := _faults({name: self.header(name) for name in self.names}, plan):
+            raise ModelFolderError(f"{self.folder} does not fit its configuration: " + list_faults(faults))
 
     def _slice(self, name: str) -> Any:
         try:
@@ -87,14 +97,16 @@ def check_coverage(headers: Mapping[str, tuple[tuple[int, ...], str]], config: D
     may be missing, or its bias: it is then a new one; the head of the language model below it is passed over.
     """
     plan = tensor_plan(config)
-    faults = [
-        f"missing tensor {name}"
-        for name, entry in plan.items()
-        if name not in headers and not (config.head == "value" and entry.parameter.startswith("score."))
-    ]
-    faults += [
-        f"unknown tensor {name}" for name in sorted(headers) if name not in plan and not _ignorable(name, config)
-    ]
+    new = {n for n, entry in plan.items() if config.head == "value" and entry.parameter.startswith("score.")}
+    headers = {name: header for name, header in headers.items() if name in plan or not _ignorable(name, config)}
+    return _faults(headers, plan, new)
+
+
+def _faults(
+    headers: Mapping[str, tuple[tuple[int, ...], str]], plan: Mapping[str, TensorEntry], optional: Collection[str] = ()
+) -> list[str]:
+    faults = [f"missing tensor {name}" for name in plan if name not in headers and name not in optional]
+    faults += [f"unknown tensor {name}" for name in sorted(headers) if name not in plan]
     for name, entry in plan.items():
         if name not in headers:
             continue
@@ -123,20 +135,28 @@ def load_params(
     shardings: Any = None,
     dtype: Any = jnp.float32,
     seed: int = 0,
+    adapter: str | Path | None = None,
 ) -> nnx.State:
     """Parameters of a Hugging Face folder as the state of a `Decoder`, cast to `dtype`.
 
     `shardings` is a pytree of Sharding like the parameters (nested dict or nnx.State), or None for one default
     device. Each process reads only the slices that its own devices hold. A value head that the folder does not have is
-    drawn anew from `seed`, as transformers draws it: normal with deviation 0.02, its bias 0.
+    drawn anew from `seed`, as transformers draws it: normal with deviation 0.02, its bias 0. A LoRA adapter comes from
+    `adapter`, a PEFT folder, or is drawn too.
 
     Raises ModelFolderError listing every missing, unknown and mis-shaped tensor before any is read.
     """
     checkpoint = Checkpoint(folder)
     checkpoint.check(config)
-    entries: dict[str, dict[tuple[int, ...], TensorEntry]] = {}
-    for entry in tensor_plan(config).values():
-        entries.setdefault(entry.parameter, {})[entry.index] = entry
+    sources = [(checkpoint, tensor_plan(config))]
+    if adapter is not None:
+        sources.append((Checkpoint(adapter, ADAPTER_FILE), adapter_plan(config)))
+        sources[1][0].check_plan(sources[1][1])
+    held: dict[str, tuple[Checkpoint, dict[tuple[int, ...], TensorEntry]]] = {}
+    for source, plan in sources:
+        for entry in plan.values():
+            if entry.name in source.names:
+                held.setdefault(entry.parameter, (source, {}))[1][entry.index] = entry
     shards = dict(flatten(shardings)) if shardings is not None else {}
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     flat = {}
@@ -144,11 +164,12 @@ def load_params(
         sharding = shards.get(path, default)
         sharding = sharding.get_value() if isinstance(sharding, nnx.Variable) else sharding
 
-        if all(entry.name in checkpoint.names for entry in entries[path].values()):
+        if path in held:
             # Devices that hold the same slice share one read.
-            read = _memoised(functools.partial(_read_block, checkpoint, entries[path], spec.shape, dtype))
+            read = _memoised(functools.partial(_read_block, *held[path], spec.shape, dtype))
         else:
-            read = np.asarray(spec.initializer(jax.random.key(seed), spec.shape, dtype)).__getitem__
+            key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+            read = np.asarray(spec.initializer(key, spec.shape, dtype)).__getitem__
         flat[path] = jax.make_array_from_callback(spec.shape, sharding, read)
     return to_state(flat, config)
 

@@ -46,12 +46,20 @@ def rms_norm(x: jax.Array, params: Params, config: DecoderConfig) -> jax.Array:
     return scaled.astype(x.dtype) * params["scale"].astype(x.dtype)
 
 
-def linear(x: jax.Array, params: Params, contract: int = 1) -> jax.Array:
-    """x times a kernel over x's last `contract` axes, plus a bias if there is one; computed in x's dtype."""
+def linear(x: jax.Array, params: Params, contract: int = 1, *, adapter_scale: float = 0.0) -> jax.Array:
+    """x times a kernel over x's last `contract` axes, plus a bias if there is one; computed in x's dtype.
+
+    A LoRA adapter, if there is one, adds `adapter_scale` times its product.
+    """
     kernel = params["kernel"].astype(x.dtype)
     inputs, outputs = kernel.shape[:contract], kernel.shape[contract:]
     # One flat matrix product: XLA:CPU leaves its fast path for anything else.
-    flat = x.reshape(-1, _size(inputs)) @ kernel.reshape(_size(inputs), _size(outputs))
+    rows = x.reshape(-1, _size(inputs))
+    flat = rows @ kernel.reshape(_size(inputs), _size(outputs))
+    if "lora_a" in params:
+        first, second = params["lora_a"].astype(x.dtype), params["lora_b"].astype(x.dtype)
+        inner = rows @ first.reshape(_size(inputs), -1)
+        flat += adapter_scale * (inner @ second.reshape(-1, _size(outputs)))
     out = flat.reshape(*x.shape[: x.ndim - contract], *outputs)
     return out + params["bias"].astype(x.dtype) if "bias" in params else out
 
@@ -67,17 +75,20 @@ def attention_block(
     x: jax.Array, params: Params, config: DecoderConfig, cos: jax.Array, sin: jax.Array, attention: Attention
 ) -> jax.Array:
     """Project [R, S, D] to queries, keys and values, rotate, attend, project back."""
-    query, key, value = (linear(x, params[name]) for name in ("q", "k", "v"))
+    project = functools.partial(linear, adapter_scale=config.adapter_scale)
+    query, key, value = (project(x, params[name]) for name in ("q", "k", "v"))
     if config.qk_norm:
         query = rms_norm(query, params["q_norm"], config)
         key = rms_norm(key, params["k_norm"], config)
     out = attention(rotate(query, cos, sin), rotate(key, cos, sin), value)
-    return linear(out, params["o"], contract=2)
+    return project(out, params["o"], contract=2)
 
 
-def mlp_block(x: jax.Array, params: Params, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def mlp_block(x: jax.Array, params: Params, config: DecoderConfig) -> jax.Array:
     """Gated feed-forward (Shazeer 2020, arXiv:2002.05202): down(activation(gate(x)) * up(x))."""
-    return linear(activation(linear(x, params["gate"])) * linear(x, params["up"]), params["down"])
+    project = functools.partial(linear, adapter_scale=config.adapter_scale)
+    gate = _ACTIVATIONS[config.activation](project(x, params["gate"]))
+    return project(gate * project(x, params["up"]), params["down"])
 
 
 def decoder_layer(
@@ -97,9 +108,9 @@ def decoder_layer(
     out = attention_block(normed, params["attention"], config, cos, sin, attention)
     x = x + (rms_norm(out, params["attention_post_norm"], config) if config.post_norms else out)
     normed = rms_norm(x, params["mlp_norm"], config)
-    routing, activation = None, _ACTIVATIONS[config.activation]
+    routing = None
     if config.num_experts:
-        out, routing = expert_block(normed, params["mlp"], config, activation, layout)
+        out, routing = expert_block(normed, params["mlp"], config, _ACTIVATIONS[config.activation], layout)
     else:
-        out = mlp_block(normed, params["mlp"], activation)
+        out = mlp_block(normed, params["mlp"], config)
     return x + (rms_norm(out, params["mlp_post_norm"], config) if config.post_norms else out), routing

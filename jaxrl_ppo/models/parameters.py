@@ -20,6 +20,22 @@ _ones = jax.nn.initializers.ones
 _zeros = jax.nn.initializers.zeros
 
 
+# Kernels that may have a LoRA adapter, with the axes of what they take and of what they give.
+ADAPTABLE = {
+    "attention.q": ("embed", "heads head_dim"),
+    "attention.k": ("embed", "kv_heads head_dim"),
+    "attention.v": ("embed", "kv_heads head_dim"),
+    "attention.o": ("heads head_dim", "embed"),
+    "mlp.gate": ("embed", "mlp"),
+    "mlp.up": ("embed", "mlp"),
+    "mlp.down": ("mlp", "embed"),
+}
+
+
+def _uniform(bound: float) -> Initializer:
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParameterSpec:
     """A parameter's shape, the logical name of each axis, and how it is initialised."""
@@ -41,6 +57,7 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
         "mlp": config.intermediate_size,
         "labels": 1,
         "expert": config.num_experts,
+        "rank": config.lora.rank if config.lora else 0,
     }
 
     def spec(axes: str, initializer: Initializer = _normal) -> ParameterSpec:
@@ -86,7 +103,18 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
             specs["score.bias"] = spec("labels", _zeros)
     elif not config.tie_embeddings:
         specs["lm_head.kernel"] = spec("embed vocab")
+    for target in config.lora.targets if config.lora else ():
+        inputs, outputs = ADAPTABLE[target]
+        # As PEFT begins: the first factor uniform, the second 0, so that the adapter adds nothing yet.
+        bound = math.prod(sizes[axis] for axis in inputs.split()) ** -0.5
+        specs[f"layers.{target}.lora_a"] = spec(f"layers {inputs} rank", _uniform(bound))
+        specs[f"layers.{target}.lora_b"] = spec(f"layers rank {outputs}", _zeros)
     return specs
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a parameter belongs to a LoRA adapter."""
+    return path.endswith((".lora_a", ".lora_b"))
 
 
 def multiplied_parameters(config: DecoderConfig) -> int:

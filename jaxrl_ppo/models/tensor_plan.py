@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.families import FAMILIES
-from jaxrl_ppo.models.parameters import parameter_specs
+from jaxrl_ppo.models.families.family import TensorRule
+from jaxrl_ppo.models.parameters import ParameterSpec, is_adapter, parameter_specs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,15 +50,33 @@ def tensor_plan(config: DecoderConfig) -> dict[str, TensorEntry]:
 
     Raises ValueError when the family's table does not cover every parameter exactly once.
     """
-    specs = parameter_specs(config)
+    specs = {path: spec for path, spec in parameter_specs(config).items() if not is_adapter(path)}
+    return _plan(config.model_type, FAMILIES[config.model_type].tensors, specs)
+
+
+def adapter_plan(config: DecoderConfig) -> dict[str, TensorEntry]:
+    """The same for the LoRA adapter of a configuration that has one, in PEFT's names and layouts."""
+    specs = {path: spec for path, spec in parameter_specs(config).items() if is_adapter(path)}
+    rules = []
+    for rule in FAMILIES[config.model_type].tensors:
+        kernel = rule.parameter.removesuffix(".kernel")
+        if f"{kernel}.lora_a" not in specs or rule.parameter == kernel:
+            continue
+        stem, (outputs, inputs) = rule.name.removesuffix(".weight"), rule.layout.split()
+        rules.append(TensorRule(f"base_model.model.{stem}.lora_A.weight", f"{kernel}.lora_a", f"rank {inputs}"))
+        rules.append(TensorRule(f"base_model.model.{stem}.lora_B.weight", f"{kernel}.lora_b", f"{outputs} rank"))
+    return _plan(config.model_type, rules, specs)
+
+
+def _plan(model_type: str, rules: Sequence[TensorRule], specs: Mapping[str, ParameterSpec]) -> dict[str, TensorEntry]:
     by_layer: list[tuple[tuple[int, ...], TensorEntry]] = []
     covered = set()
-    for rule in FAMILIES[config.model_type].tensors:
+    for rule in rules:
         spec = specs.get(rule.parameter)
         if spec is None:
             continue
         if rule.parameter in covered:
-            raise ValueError(f"{config.model_type}: two rules for parameter {rule.parameter}")
+            raise ValueError(f"{model_type}: two rules for parameter {rule.parameter}")
         covered.add(rule.parameter)
         stacked = re.findall(r"{(\w+)}", rule.name)
         if tuple(stacked) != spec.axes[: len(stacked)]:
@@ -67,7 +87,7 @@ def tensor_plan(config: DecoderConfig) -> dict[str, TensorEntry]:
             name = rule.name.format(**dict(zip(stacked, index)))
             by_layer.append((index[:1], TensorEntry(name, rule.parameter, index, block_shape, layout)))
     if missing := specs.keys() - covered:
-        raise ValueError(f"{config.model_type}: no rule for parameters {sorted(missing)}")
+        raise ValueError(f"{model_type}: no rule for parameters {sorted(missing)}")
     return _ordered(by_layer)
 
 

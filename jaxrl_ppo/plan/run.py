@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from device import DeviceError
 from device.chips import Chip, find_chip
 from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs
-from jaxrl_ppo.models.config import ModelFolderError, load_decoder_config
+from jaxrl_ppo.models.config import ModelFolderError
 from jaxrl_ppo.models.families import FAMILIES
 from jaxrl_ppo.plan import report
 from jaxrl_ppo.plan.compile import measure
@@ -31,6 +31,7 @@ from jaxrl_ppo.schema.validate import validate_config
 from jaxrl_ppo.sharding.mesh import make_mesh
 from jaxrl_ppo.sharding.rules import ShardingError
 from jaxrl_ppo.training.packing import PackingError
+from jaxrl_ppo.training.setup import policy_model
 from jaxrl_ppo.user_code import UserCodeError
 
 RESERVED = 2**28  # bytes of a TPU's memory that XLA does not give to programs
@@ -52,7 +53,7 @@ def plan(config_name: str, overrides: Sequence[str], topology: Topology) -> bool
     chip = _chip(devices[0], topology)
     needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
     try:
-        model = load_decoder_config(folder)
+        model = policy_model(config.actor_rollout_ref.model, folder)
         mesh = make_mesh(config.actor_rollout_ref.actor.mesh, devices)
         workload = make_workload(config, model, mesh, needs_reference=needs_reference)
     except (ModelFolderError, ShardingError, PackingError, UserCodeError, ValueError) as error:

@@ -63,9 +63,9 @@ def make_workload(config: Config, model: DecoderConfig, mesh: Mesh, *, needs_ref
     layout = programs.layout
     params = programs.abstract_params(DTYPES[actor.fsdp_config.model_dtype])
     state = jax.tree.map(_placed, jax.eval_shape(programs.init_state, params), programs.state_shardings)
-    grads = params
+    grads = programs.trained(params)
     kept = {"optimizer state": bytes_per_chip(state)}
-    if needs_reference:
+    if needs_reference and model.lora is None:  # with LoRA it is the policy without the adapter
         kept["reference policy"] = bytes_per_chip(programs.abstract_params(programs.dtype))
     reference = {name: size for name, size in kept.items() if name == "reference policy"}
     temperature = jax.ShapeDtypeStruct((), jnp.float32)

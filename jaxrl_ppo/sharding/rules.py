@@ -34,6 +34,7 @@ class ShardingRules:
     mlp: MeshAxes = ("tensor",)
     expert: MeshAxes = ("expert",)
     labels: MeshAxes = ()
+    rank: MeshAxes = ()
 
     rows: MeshAxes = ("replica", "fsdp", "expert")
     length: MeshAxes = ("sequence",)

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_ppo.models.decoder import Decoder
-from jaxrl_ppo.models.parameters import abstract_params, flatten, nest, parameter_specs, to_state
+from jaxrl_ppo.models.parameters import abstract_params, flatten, is_adapter, nest, parameter_specs, to_state
 from jaxrl_ppo.sharding.layout import Layout
 from jaxrl_ppo.training.head import gather_sources
 from jaxrl_ppo.training.optimizer import apply_gradients
@@ -37,8 +37,16 @@ def parameter_shardings(config: DecoderConfig, layout: Layout) -> Tree:
 
 
 def decayed_parameters(config: DecoderConfig) -> Tree:
-    """A nested dict like the parameters: True where weight decay applies, i.e. not to norms and biases."""
-    return nest({path: path.rsplit(".", 1)[1] not in ("scale", "bias") for path in parameter_specs(config)})
+    """A nested dict like the trained parameters: True where weight decay applies, i.e. not to norms and biases."""
+    specs = {path: path.rsplit(".", 1)[1] not in ("scale", "bias") for path in parameter_specs(config)}
+    return trained_part(nest(specs), config)
+
+
+def trained_part(tree: Tree, config: DecoderConfig) -> Tree:
+    """Of a nested dict like the parameters, what is trained: all of it, or the LoRA adapter where there is one."""
+    if config.lora is None:
+        return tree
+    return nest({path: leaf for path, leaf in flatten(tree) if is_adapter(path)})
 
 
 def state_shardings(optimizer: optax.GradientTransformation, params: Tree, shardings: Tree, mesh: Mesh) -> Tree:
@@ -79,20 +87,22 @@ class ModelPrograms:
         self.everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.parameter_shardings = parameter_shardings(model, layout)
-        self.state_shardings = state_shardings(
-            optimizer, self.abstract_params(jnp.float32), self.parameter_shardings, mesh
-        )
+        abstract = self.trained(self.abstract_params(jnp.float32))
+        self.trained_shardings = self.trained(self.parameter_shardings)
+        self.state_shardings = state_shardings(optimizer, abstract, self.trained_shardings, mesh)
         self.row_sharding = self.slot_sharding = layout.sharding(("rows", "length"))
-        placed = (self.parameter_shardings, everywhere)
+        placed = (self.trained_shardings, everywhere)
 
-        self.init_state = jax.jit(optimizer.init, out_shardings=self.state_shardings)
+        self.init_state = jax.jit(
+            lambda params: optimizer.init(self.trained(params)), out_shardings=self.state_shardings
+        )
         self.first_gradient = jax.jit(self._gradient, out_shardings=(*placed, everywhere))
         self.next_gradient = jax.jit(self._add_gradient, out_shardings=(*placed, everywhere), donate_argnums=(1, 2))
         self.no_gradient = jax.jit(
-            functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=self.parameter_shardings
+            lambda params: jax.tree.map(jnp.zeros_like, self.trained(params)), out_shardings=self.trained_shardings
         )
         self.apply = jax.jit(
-            functools.partial(apply_gradients, optimizer, max_norm),
+            functools.partial(self._apply, optimizer, max_norm),
             out_shardings=(self.parameter_shardings, self.state_shardings, everywhere),
             donate_argnums=(0, 1),
             # Without it XLA:CPU copies both moments before it overwrites them.
@@ -136,8 +146,21 @@ class ModelPrograms:
         """The module with these parameters."""
         return nnx.merge(self._graph, to_state(dict(flatten(params)), self.model))
 
+    def trained(self, tree: Tree) -> Tree:
+        """`trained_part` of this model."""
+        return trained_part(tree, self.model)
+
+    def _apply(
+        self, optimizer: optax.GradientTransformation, max_norm: float, params: Tree, state: Tree, grads: Tree
+    ) -> tuple[Tree, Tree, jax.Array]:
+        trained, state, norm = apply_gradients(optimizer, max_norm, self.trained(params), state, grads)
+        return _with(params, trained), state, norm
+
     def _gradient(self, params: Tree, arrays: Arrays, *scalars: jax.Array) -> tuple[Tree, Arrays, jax.Array]:
-        grads, (sums, per_slot) = jax.grad(self._loss, has_aux=True)(params, arrays, *scalars)
+        def loss(trained: Tree) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
+            return self._loss(_with(params, trained), arrays, *scalars)
+
+        grads, (sums, per_slot) = jax.grad(loss, has_aux=True)(self.trained(params))
         return grads, sums, per_slot
 
     def _add_gradient(
@@ -146,3 +169,8 @@ class ModelPrograms:
         *more, per_slot = self._gradient(params, arrays, *scalars)
         grads, sums = jax.tree.map(jnp.add, (grads, sums), tuple(more))
         return grads, sums, per_slot
+
+
+def _with(params: Tree, trained: Tree) -> Tree:
+    """The parameters with their trained part replaced."""
+    return nest(dict(flatten(params)) | dict(flatten(trained)))

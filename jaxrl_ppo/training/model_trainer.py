@@ -28,9 +28,16 @@ class ModelTrainer:
     """
 
     def __init__(
-        self, programs: ModelPrograms, checkpoint: CheckpointConfig, *, folder: str | Path, dtype: Any, seed: int
+        self,
+        programs: ModelPrograms,
+        checkpoint: CheckpointConfig,
+        *,
+        folder: str | Path,
+        dtype: Any,
+        seed: int,
+        adapter: str | None = None,
     ):
-        """Load the model of `folder`, its parameters in `dtype`.
+        """Load the model of `folder`, its parameters in `dtype`, and the LoRA adapter of the folder `adapter`.
 
         Raises ModelFolderError or ShardingError, and KernelError when the attention kernel is wrong on this machine.
         """
@@ -39,7 +46,7 @@ class ModelTrainer:
             check_kernel(programs.attention, programs.model, programs.dtype)
         self.seed = seed
         self._programs, self._checkpoint = programs, checkpoint
-        self.params = self._load(folder, dtype)
+        self.params = self._load(folder, dtype, adapter)
         self.state = programs.init_state(self.params)
         self.version = 0
         self.updates = 0
@@ -106,9 +113,9 @@ class ModelTrainer:
         placements = self._programs.placements(step, columns)
         return {name: _to_devices(array, sharding) for name, (array, sharding) in placements.items()}
 
-    def _load(self, folder: str | Path, dtype: Any) -> Any:
+    def _load(self, folder: str | Path, dtype: Any, adapter: str | None = None) -> Any:
         shardings = self._programs.parameter_shardings
-        state = load_params(folder, self.model, shardings=shardings, dtype=dtype, seed=self.seed)
+        state = load_params(folder, self.model, shardings=shardings, dtype=dtype, seed=self.seed, adapter=adapter)
         return nest({path: leaf.get_value() for path, leaf in flatten(state)})
 
 

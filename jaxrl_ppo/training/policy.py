@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_ppo.algorithms.diagnostics import rollout_metrics
-from jaxrl_ppo.models.config import load_decoder_config
+from jaxrl_ppo.models.lora import adapter_off
 from jaxrl_ppo.schema.records import Batch, Prompt
 from jaxrl_ppo.training.compilation import CompileCounter
 from jaxrl_ppo.training.minibatches import MiniBatch, make_mini_batch, optimizer_steps
@@ -19,7 +19,7 @@ from jaxrl_ppo.training.model_trainer import ModelTrainer
 from jaxrl_ppo.training.optimizer import learning_rate
 from jaxrl_ppo.training.packing import Packing, pack
 from jaxrl_ppo.training.programs import REJECTED
-from jaxrl_ppo.training.setup import DTYPES, log_prob_limits, policy_programs, update_limits
+from jaxrl_ppo.training.setup import DTYPES, log_prob_limits, policy_model, policy_programs, update_limits
 from jaxrl_ppo.training.totals import Totals
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PolicyTrainer(ModelTrainer):
         """
         self.config, self.algorithm = config, algorithm
         actor = config.actor
-        model = load_decoder_config(model_folder)
+        model = policy_model(config.model, model_folder)
         self.learning_rate = learning_rate(actor.optim, total_steps)
         self.programs = policy_programs(config, algorithm, model, mesh, total_steps)
         self.loss = self.programs.loss
@@ -59,8 +59,11 @@ class PolicyTrainer(ModelTrainer):
             folder=model_folder,
             dtype=DTYPES[actor.fsdp_config.model_dtype],
             seed=seed,
+            adapter=config.model.lora_adapter_path,
         )
-        self.reference = self._load(model_folder, self.programs.dtype) if needs_reference else None
+        self._needs_reference = needs_reference
+        own = needs_reference and model.lora is None
+        self.reference = self._load(model_folder, self.programs.dtype) if own else None
         self.temperature = np.float32(max(config.rollout.temperature, 1e-8))
         self._update_limits = update_limits(config, model, self.programs.layout)
         self._log_prob_limits = log_prob_limits(config, model, self.programs.layout)
@@ -73,10 +76,14 @@ class PolicyTrainer(ModelTrainer):
         return self._log_probs(self.params, batch, self.temperature)
 
     def ref_log_probs(self, batch: Batch) -> np.ndarray:
-        """The same under the reference policy's weights. Raises ValueError when there is none."""
-        if self.reference is None:
+        """The same under the reference policy's weights: with LoRA, this model's own without the adapter.
+
+        Raises ValueError when there is none.
+        """
+        if not self._needs_reference:
             raise ValueError("there is no reference policy: this trainer was made with needs_reference=False")
-        return self._log_probs(self.reference, batch, self.temperature)
+        params = adapter_off(self.params) if self.reference is None else self.reference
+        return self._log_probs(params, batch, self.temperature)
 
     def sum_pi_squared(self, batch: Batch, log_probs: np.ndarray | None) -> np.ndarray:
         """The sum over the vocabulary of the squared probabilities of each response token's distribution.

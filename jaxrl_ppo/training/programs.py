@@ -53,7 +53,7 @@ class PolicyPrograms(ModelPrograms):
         self.log_probs = jax.jit(self._log_probs, out_shardings=self.everywhere)
         self.scale = jax.jit(
             lambda tree, factor: jax.tree.map(lambda leaf: leaf * factor, tree),
-            out_shardings=self.parameter_shardings,
+            out_shardings=self.trained_shardings,
             donate_argnums=0,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -10,7 +12,9 @@ from jax.sharding import Mesh
 
 import device
 from jaxrl_ppo.algorithms.policy_losses import configured_policy_loss
+from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.models.kernels import row_multiple, takes_branches
+from jaxrl_ppo.models.lora import make_lora, read_lora
 from jaxrl_ppo.sharding.layout import Layout
 from jaxrl_ppo.training.model_programs import decayed_parameters
 from jaxrl_ppo.training.optimizer import make_optimizer
@@ -25,10 +29,25 @@ if TYPE_CHECKING:
         ActorRolloutRefConfig,
         AlgorithmConfig,
         CriticConfig,
+        ModelPathConfig,
         RolloutCorrectionConfig,
     )
 
 DTYPES = {"fp32": jnp.float32, "float32": jnp.float32, "bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
+
+
+def policy_model(config: ModelPathConfig, folder: str | Path) -> DecoderConfig:
+    """The policy of a model folder, with the LoRA adapter that `actor_rollout_ref.model` asks for.
+
+    An adapter to start from decides its rank, scale and projections itself. Raises ModelFolderError or ValueError.
+    """
+    model = load_decoder_config(folder)
+    if config.lora_adapter_path:
+        return dataclasses.replace(model, lora=read_lora(config.lora_adapter_path, model))
+    if not config.lora_rank:
+        return model
+    lora = make_lora(model, config.lora_rank, config.lora_alpha, config.target_modules, config.exclude_modules)
+    return dataclasses.replace(model, lora=lora)
 
 
 def policy_programs(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -21,6 +22,8 @@ def export_buckets(
     config: DecoderConfig, params: Mapping[str, Any], dtype: Any, bucket_bytes: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """Every checkpoint tensor of `params` (nested dict of arrays, like a Decoder's), cast to `dtype`.
+
+    A LoRA adapter is merged into the tensors that it adds to, in float32.
 
     Tensors of one layer stay together; a bucket holds about `bucket_bytes`. They are cast, laid out and gathered on the
     devices, a layer at a time, and the next layer is under way while one is copied to the host: no device holds more
@@ -38,7 +41,7 @@ def export_buckets(
     mine = jax.process_index() == 0
     bucket: dict[str, np.ndarray] = {}
     size = 0
-    for names, arrays in _prefetched(_gathered(flat, single, layers, np.dtype(dtype))):
+    for names, arrays in _prefetched(_gathered(flat, single, layers, np.dtype(dtype), config.adapter_scale)):
         if mine:
             bucket |= {name: np.asarray(array) for name, array in zip(names, arrays)}
         size += sum(array.nbytes for array in arrays)
@@ -57,35 +60,49 @@ def _gathered(
     single: list[tuple[TensorEntry, ...]],
     layers: dict[int, list[TensorEntry]],
     dtype: np.dtype,
+    scale: float,
 ) -> Iterator[Group]:
     for entries in single:
-        yield _gather(flat, entries, None, dtype)
+        yield _gather(flat, entries, None, dtype, scale)
     for layer, members in sorted(layers.items()):
-        yield _gather(flat, tuple(members), layer, dtype)
+        yield _gather(flat, tuple(members), layer, dtype, scale)
 
 
-def _gather(flat: dict[str, jax.Array], entries: tuple[TensorEntry, ...], layer: int | None, dtype: np.dtype) -> Group:
+def _gather(
+    flat: dict[str, jax.Array], entries: tuple[TensorEntry, ...], layer: int | None, dtype: np.dtype, scale: float
+) -> Group:
     needed = {entry.parameter: flat[entry.parameter] for entry in entries}
+    for parameter in list(needed):
+        needed |= {factor: flat[factor] for factor in _factors(parameter) if factor in flat}
     sharding = next(iter(needed.values())).sharding
     everywhere = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
     # What a layer's tensors have in common: with the layer's number an argument, one program serves all layers.
     layout = tuple(
         (e.parameter, e.index[1:] if layer is not None else e.index, e.block_shape, e.layout) for e in entries
     )
-    arrays = _program(layout, layer is not None, dtype, everywhere)(needed, layer or 0)
+    arrays = _program(layout, layer is not None, dtype, scale, everywhere)(needed, layer or 0)
     for array in arrays:
         array.copy_to_host_async()
     return [entry.name for entry in entries], arrays
 
 
+def _factors(parameter: str) -> tuple[str, ...]:
+    """The parameters of a LoRA adapter of a kernel; none of anything else."""
+    stem = parameter.removesuffix(".kernel")
+    return () if stem == parameter else (f"{stem}.lora_a", f"{stem}.lora_b")
+
+
 @functools.lru_cache(maxsize=32)
-def _program(layout: tuple[Any, ...], layered: bool, dtype: np.dtype, sharding: Any) -> Any:
+def _program(layout: tuple[Any, ...], layered: bool, dtype: np.dtype, scale: float, sharding: Any) -> Any:
     def gather(params: dict[str, jax.Array], layer: jax.Array) -> list[jax.Array]:
+        if layered:
+            params = {k: jax.lax.dynamic_index_in_dim(v, layer, keepdims=False) for k, v in params.items()}
         tensors = []
         for parameter, index, block_shape, axes in layout:
             array = params[parameter]
-            if layered:
-                array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+            if factors := [params[factor] for factor in _factors(parameter) if factor in params]:
+                product = jnp.tensordot(*factors, 1, preferred_element_type=jnp.float32)
+                array = array.astype(jnp.float32) + scale * product
             entry = TensorEntry("", parameter, index, block_shape, axes)
             tensors.append(entry.to_tensor(array[index].astype(dtype)))
         return tensors

@@ -1,13 +1,16 @@
 """Run as a program with eight virtual devices: three updates of each family on each of its meshes; prints JSON.
 
-Arguments: a JSON object {family: [its folder, [meshes]]}. Results: {family: [[loss, entropy, norm] * 3 of each mesh]}.
+Arguments: a JSON object {family: [its folder, [meshes], keys of actor_rollout_ref.model]}.
+Results: {family: [[loss, entropy, norm] * 3 of each mesh]}.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
+from typing import Any
 
 import jax
 from training_cases import make_batch, make_config
@@ -19,8 +22,9 @@ from jaxrl_ppo.training.policy import PolicyTrainer
 COMPARED = ("actor/pg_loss", "actor/entropy", "actor/grad_norm")
 
 
-def updates(folder: str, sizes: dict[str, int]) -> list[list[float]]:
+def updates(folder: str, sizes: dict[str, int], model: dict[str, Any]) -> list[list[float]]:
     config = make_config(entropy_coeff=0.01, ppo_max_token_len_per_gpu=256)
+    config.model = dataclasses.replace(config.model, **model)
     config.actor.mesh.fsdp = 1
     for axis, size in sizes.items():
         setattr(config.actor.mesh, axis, size)
@@ -42,8 +46,7 @@ def updates(folder: str, sizes: dict[str, int]) -> list[list[float]]:
     return results
 
 
-cases = json.loads(sys.argv[1])
-print(
-    "RESULT "
-    + json.dumps({name: [updates(folder, mesh) for mesh in meshes] for name, (folder, meshes) in cases.items()})
-)
+results = {}
+for name, (folder, meshes, model) in json.loads(sys.argv[1]).items():
+    results[name] = [updates(folder, mesh, model) for mesh in meshes]
+print("RESULT " + json.dumps(results))

@@ -17,10 +17,11 @@ import device
 
 HERE = Path(__file__).parent
 TENSOR, EXPERT, DATA = {"fsdp": 2, "tensor": 4}, {"expert": 4, "fsdp": 2}, {"fsdp": 8}
-# The first is what the others are compared with. Llama is test_meshes' business, and data parallelism alone, which
-# knows nothing of families, is tried on the ones with the most to go wrong. Run as a program, this file takes every
-# family to every mesh.
-MESHES = {name: [{"fsdp": 1}, TENSOR] for name in CONFIGS if name != "llama"}
+# The first is what the others are compared with. Llama with all its weights is test_meshes' business, here it has a
+# LoRA adapter; data parallelism alone, which knows nothing of families, is tried on the ones with the most to go wrong.
+# Run as a program, this file takes every family to every mesh.
+MODEL = {"llama": {"lora_rank": 4}}
+MESHES = {name: [{"fsdp": 1}, TENSOR] for name in CONFIGS}
 MESHES["qwen3_moe"] = [{"fsdp": 1}, TENSOR, EXPERT, DATA]
 MESHES["mixtral"] = [{"fsdp": 1}, EXPERT]
 MESHES["gemma2"] = [{"fsdp": 1}, TENSOR, DATA]
@@ -30,7 +31,9 @@ QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expen
 
 
 def run(folder, meshes):
-    cases = {name: [str(save_family(name, folder / name)), sizes] for name, sizes in meshes.items()}
+    cases = {
+        name: [str(save_family(name, folder / name)), sizes, MODEL.get(name, {})] for name, sizes in meshes.items()
+    }
     environment = os.environ | device.jax_environment("cpu", local_devices=8)
     environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {QUICK_COMPILATION}"
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
