@@ -47,9 +47,13 @@ class ModelPathConfig:
     use_remove_padding: bool = key(True, "Pack samples into rows without padding between them.")
     lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
     lora_alpha: float = key(16, "LoRA scale: the adapter counts lora_alpha / lora_rank.", gt=0)
-    target_modules: str | list[str] = key("all-linear", "Which projections get an adapter.")
+    target_modules: str | list[str] = key(
+        "all-linear", "Which projections get an adapter: all-linear, or names such as q_proj."
+    )
     exclude_modules: str | list[str] | None = key(None, "Which projections get none.")
-    lora_adapter_path: str | None = key(None, "A PEFT adapter folder to start from.")
+    lora_adapter_path: str | None = key(
+        None, "A PEFT adapter folder to start from; it decides rank, scale and projections."
+    )
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -139,7 +139,7 @@ def test_all_faults_come_at_once(faults: Callable[..., list[str]]) -> None:
         f"{ACTOR}.optim.lr=fast",
         f"{ROLLOUT}.temperature=-1",
         "data.train_batch_size=20",
-        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.model.mtp.enable=true",
         "data.train_files=nowhere.parquet",
     )
     assert len(found) == 6

@@ -132,7 +132,6 @@ def test_hydra_targets_are_ignored(check: Callable[..., Checked]) -> None:
     [
         "reward.reward_model.enable=true",
         "reward_model.enable=true",
-        "actor_rollout_ref.model.lora_rank=8",
         "actor_rollout_ref.model.mtp.enable=true",
         f"{ACTOR}.router_replay.mode=R2",
         f"{ACTOR}.megatron.pipeline_model_parallel_size=2",
