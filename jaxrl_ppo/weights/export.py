@@ -101,7 +101,8 @@ def _program(layout: tuple[Any, ...], layered: bool, dtype: np.dtype, scale: flo
         for parameter, index, block_shape, axes in layout:
             array = params[parameter]
             if factors := [params[factor] for factor in _factors(parameter) if factor in params]:
-                product = jnp.tensordot(*factors, 1, preferred_element_type=jnp.float32)
+                first, second = factors
+                product = jnp.tensordot(first, second, 1, preferred_element_type=jnp.float32)
                 array = array.astype(jnp.float32) + scale * product
             entry = TensorEntry("", parameter, index, block_shape, axes)
             tensors.append(entry.to_tensor(array[index].astype(dtype)))
