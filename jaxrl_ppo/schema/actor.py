@@ -155,7 +155,7 @@ class ActorConfig:
     shuffle: bool = key(False, "Shuffle a step's prompts before they are cut into mini-batches.")
     data_loader_seed: int = key(42, "Seed of that shuffle.", ge=0)
     prefix_sharing: str = key("auto", "Compute a prompt once for all its responses.", choices=("auto", "true", "false"))
-    log_prob_chunk_size: int = key(1024, "Tokens projected to the vocabulary at a time on one device.", ge=1)
+    log_prob_chunk_size: int = key(512, "Tokens projected to the vocabulary at a time on one device.", ge=1)
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FsdpConfig = section(FsdpConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
