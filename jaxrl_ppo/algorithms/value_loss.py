@@ -33,6 +33,9 @@ def explained_variance(values: np.ndarray, returns: np.ndarray, mask: np.ndarray
     """
     counted = np.asarray(mask) > 0
     target, error = returns[counted].astype(np.float64), (returns - values)[counted].astype(np.float64)
-    spread = float(np.var(target)) if target.size else 0.0
-    rounding = 1e-12 * float(np.mean(target**2)) if target.size else 0.0
+    if not target.size:
+        return 0.0
+    spread = float(np.var(target))
+    # Returns are sums with the values: they round as the larger of the two do.
+    rounding = 1e-12 * float(np.mean(target**2 + values[counted].astype(np.float64) ** 2))
     return 1.0 - float(np.var(error)) / spread if spread > rounding else 0.0

@@ -144,3 +144,6 @@ def test_explained_variance():
     expected = 1 - chosen.var() / returns[mask > 0].var()
     assert explained_variance(poison(half, mask, np.nan), returns, mask) == pytest.approx(expected, rel=1e-4)
     assert explained_variance(values, np.ones_like(returns), mask) == 0.0
+    no_reward = values + (np.float32(0.1) - values) - np.float32(0.1)  # nothing but the rounding of a sum
+    assert np.ptp(no_reward[mask > 0]) > 0
+    assert explained_variance(values, no_reward, mask) == 0.0
