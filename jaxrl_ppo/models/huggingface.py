@@ -141,8 +141,8 @@ def load_params(
 
     `shardings` is a pytree of Sharding like the parameters (nested dict or nnx.State), or None for one default
     device. Each process reads only the slices that its own devices hold. A value head that the folder does not have is
-    drawn anew from `seed`, normal with deviation 1 / (hidden size + 1), its bias 0. A LoRA adapter comes from `adapter`,
-    a PEFT folder, or is drawn too.
+    drawn anew from `seed`, normal with deviation 1 / (hidden size + 1), its bias 0. A LoRA adapter comes from
+    `adapter`, a PEFT folder, or is drawn too.
 
     Raises ModelFolderError listing every missing, unknown and mis-shaped tensor before any is read.
     """

@@ -98,7 +98,7 @@ def parameter_specs(config: DecoderConfig) -> dict[str, ParameterSpec]:
         specs["layers.attention.q_norm.scale"] = spec("layers head_dim", norm)
         specs["layers.attention.k_norm.scale"] = spec("layers head_dim", norm)
     if config.head != "lm":
-        # Small, so that values begin near 0 whatever the size of the hidden states, and a critic need not unlearn noise.
+        # Small, so that values begin near 0 whatever the size of the hidden states, so a critic unlearns no noise.
         specs["score.kernel"] = spec("embed labels", jax.nn.initializers.normal(1 / (config.hidden_size + 1)))
         if config.head_bias:
             specs["score.bias"] = spec("labels", _zeros)
