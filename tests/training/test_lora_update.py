@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import torch
+import transformers
+from torch_oracle import torch_log_probs
 from training_cases import arrays, copy, make_batch, make_config, make_trainer
 
 from jaxrl_ppo.models.parameters import is_adapter
+from jaxrl_ppo.models.pretrained import save_pretrained
+from jaxrl_ppo.weights.export import export_buckets
 
 
 def lora_config():
@@ -33,6 +38,14 @@ def test_an_update_moves_the_adapter_alone_and_the_reference_stays(tiny_model, t
         assert (after[path] == value).all() != is_adapter(path), path
     np.testing.assert_array_equal(trainer.ref_log_probs(batch), reference)
     assert np.abs(trainer.log_probs(batch) - reference).max() > 1e-3
+
+    # What rollouts are given: merged, it is the trained model to transformers.
+    save_pretrained(tmp_path / "merged", export_buckets(trainer.model, trainer.params, np.float32, 1 << 30), tiny_model)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    with torch.no_grad():
+        theirs = np.stack([torch_log_probs(merged, batch, i)[0].numpy() for i in range(len(batch.group))])
+    expected = np.where(batch.response_mask > 0, theirs, 0)
+    np.testing.assert_allclose(trainer.log_probs(batch), expected, rtol=1e-4, atol=1e-4)
 
     trainer.save(tmp_path / "state")
     trainer.wait_until_saved()
