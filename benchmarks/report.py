@@ -20,26 +20,29 @@ from run_folders import write_run
 
 from jaxrl_ppo.report import main as write_report
 
-# When the first view is drawn, and when every view is, the list of samples and one sample's text included.
+# Notes when the first view is drawn.
+NOTE = """
+    const noting = setInterval(() => {
+        if (document.querySelector("#overview td")) { window.firstView = performance.now(); clearInterval(noting); }
+    }, 5);
+"""
+# Both moments: the first view, and every view drawn, the list of samples and one sample's text included.
 OPEN = """
     const until = async (what) => {
         for (;;) { const found = what(); if (found) return found; await new Promise((done) => setTimeout(done, 5)); }
     };
-    await until(() => document.querySelector("#overview td"));
-    const first = performance.now();
-    await until(() => document.readyState === "complete");
     for (const link of document.querySelectorAll("nav a")) link.click();
     const row = await until(() => document.querySelector("#samples tbody tr"));
     row.click();
     await until(() => document.querySelector("#samples .token"));
-    return [first, performance.now()];
+    return [window.firstView, performance.now()];
 """
 
 
 async def look(page: Path, profile: Path, pictures: Path | None) -> tuple[float, float]:
     """Seconds from the start of the navigation to the first view, and to all of them."""
     async with tab(profile) as browser:
-        await browser.open(page)
+        await browser.open(page, NOTE)
         first, everything = await browser.evaluate(OPEN)
         for section in ("overview", "curves", "time", "distributions", "samples", "configuration"):
             if pictures:

@@ -42,9 +42,13 @@ class Tab:
             raise RuntimeError(done["exceptionDetails"])
         return done["result"].get("value")
 
-    async def open(self, page: Path) -> None:
-        """Go to a file; returns when it has begun to load."""
+    async def open(self, page: Path, script: str = "") -> None:
+        """Go to a file; returns when it is loaded. `script` runs in it before anything of its own."""
+        await self.call("Page.enable")
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
         await self.call("Page.navigate", url=page.resolve().as_uri())
+        while (await self._socket.receive_json()).get("method") != "Page.loadEventFired":
+            pass
 
     async def screenshot(self, picture: Path) -> None:
         """The window's content as a PNG file."""
