@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 
+EMULATE = "JAXRL_PPO_EMULATE"
 KINDS = ("cuda", "rocm", "npu", "tpu", "cpu")
 
 
@@ -96,11 +97,12 @@ def jax_environment(kind: str, *, local_devices: int, environment: Mapping[str, 
     """Environment variables for a process that drives `local_devices` devices of `kind` with JAX.
 
     They must be set before the process imports jax. `environment` (default: this process's) is what they are merged
-    with. On CPU a device is a virtual one: the process gets as many as it is told.
+    with. On CPU a device is a virtual one: the process gets as many as it is told. With JAXRL_PPO_EMULATE=1 those of
+    other kinds are virtual too, to rehearse a placement where there are none.
     """
     capabilities(kind)
     environment = os.environ if environment is None else environment
-    if kind != "cpu":
+    if kind != "cpu" and environment.get(EMULATE) != "1":
         return {"JAX_PLATFORMS": f"{kind},cpu"}  # cpu stays, for arrays that rest on the host
     flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", environment.get("XLA_FLAGS", ""))
     return {

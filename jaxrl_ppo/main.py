@@ -31,6 +31,7 @@ from jaxrl_ppo.schema.validate import Checked, validate_config
 ELSEWHERE = {
     "TaskRunner": "jaxrl_ppo.cluster.task_runner",
     "OneStepTaskRunner": "jaxrl_ppo.cluster.task_runner",
+    "AsyncTaskRunner": "jaxrl_ppo.cluster.task_runner",
     "create_resource_pool_manager": "jaxrl_ppo.cluster.roles",
     "create_role_worker_mapping": "jaxrl_ppo.cluster.roles",
     "create_rl_dataset": "jaxrl_ppo.data",
@@ -50,7 +51,7 @@ def __getattr__(name: str) -> Any:
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
 BAD_CONFIGURATION = 2
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-INTERRUPTED = 130  # as shells say it
+INTERRUPTED, TERMINATED = 130, 143  # as shells say it
 
 
 class PackagedConfigs(SearchPathPlugin):
@@ -162,7 +163,10 @@ def check_devices(config: Config) -> None:
 
 
 def run_ppo(config: Config) -> None:
-    """Run a checked configuration to its end on a Ray cluster, started here or joined. Exits 1 when the run fails."""
+    """Run a checked configuration to its end on a Ray cluster, started here or joined.
+
+    Exits 1 when the run fails, 143 when SIGTERM ended it early, 130 after Ctrl-C.
+    """
     from jaxrl_ppo.cluster import launch  # Ray takes a second to import; a dry run does without
 
     try:
@@ -171,6 +175,8 @@ def run_ppo(config: Config) -> None:
         folder = Path(config.trainer.default_local_dir)
         where = f"\nwhat the run had written (metrics, samples, checkpoints): {folder}" if folder.exists() else ""
         sys.exit(f"{error}{where}")
+    except launch.RunStopped:
+        sys.exit(TERMINATED)
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on after the last checkpoint in {config.trainer.default_local_dir}")
         sys.exit(INTERRUPTED)

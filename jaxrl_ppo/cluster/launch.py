@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import ray
 import jaxrl_ppo
 from device import auto_set_device
 from jaxrl_ppo.cluster.pools import CPU_SHARE
-from jaxrl_ppo.cluster.task_runner import OneStepTaskRunner, TaskRunner
+from jaxrl_ppo.cluster.task_runner import AsyncTaskRunner, OneStepTaskRunner, TaskRunner
 from jaxrl_ppo.observability.console import Console
 from jaxrl_ppo.schema.config import Config
+
+START_ATTEMPTS = 4  # of a Ray cluster on this machine
+
+RUNNERS = {"sync": TaskRunner, "one_step_off": OneStepTaskRunner, "async": AsyncTaskRunner}  # by trainer.mode
 
 # What every process of a run sees unless the user's runtime_env says otherwise.
 DEFAULT_ENVIRONMENT = {
@@ -27,6 +32,10 @@ DEFAULT_ENVIRONMENT = {
 
 class RunFailed(RuntimeError):
     """The run ended with an error, which the message tells in full."""
+
+
+class RunStopped(Exception):
+    """The run ended early because it was asked to, and can go on."""
 
 
 def runtime_environment(user: dict[str, Any]) -> dict[str, Any]:
@@ -47,21 +56,30 @@ def start_ray(config: Config) -> None:
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = {"num_cpus": settings.num_cpus or os.cpu_count(), "include_dashboard": False} if address == "local" else {}
-    ray.init(
-        address=address,
-        runtime_env=runtime_environment(settings.runtime_env),
-        log_to_driver=False,  # the console shows the run; processes' own logs are in Ray's session folder
-        logging_level="error",
-        **local,
-    )
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(
+                address=address,
+                runtime_env=runtime_environment(settings.runtime_env),
+                log_to_driver=False,  # the console shows the run; processes' own logs are in Ray's session folder
+                logging_level="error",
+                **local,
+            )
+            return
+        except Exception as error:  # of no narrower type: Ray gives its own processes half a minute
+            if not local or "timed out during startup" not in str(error) or attempt == START_ATTEMPTS - 1:
+                raise
+            print("Ray did not start within its half minute: the machine is busy; once more", flush=True)
+            ray.shutdown()
 
 
 def run_ppo(config: Config) -> None:
-    """Run to the end, the pipeline that `trainer.mode` names. Raises RunFailed when the run does."""
-    if config.trainer.mode == "one_step_off":
-        runner_class: type[TaskRunner] = OneStepTaskRunner
-    else:
-        runner_class = TaskRunner
+    """Run to the end, the pipeline that `trainer.mode` names. Raises RunFailed when the run does.
+
+    SIGTERM, as schedulers send it before they take a machine away, ends the run after the step under way, with a
+    checkpoint: raises RunStopped.
+    """
+    runner_class = RUNNERS[config.trainer.mode]
     start_ray(config)
     try:
         auto_set_device(config, resources=ray.cluster_resources())  # a cluster that was joined decides what auto means
@@ -71,8 +89,10 @@ def run_ppo(config: Config) -> None:
             .remote(os.getcwd())
         )
         result = runner.run.remote(config)
+        signal.signal(signal.SIGTERM, lambda *_: runner.stop.remote())
         _show(runner, config)
-        ray.get(result)
+        if not ray.get(result):
+            raise RunStopped
         if config.ray_kwargs.timeline_json_file:
             ray.timeline(config.ray_kwargs.timeline_json_file)
     except ray.exceptions.RayTaskError as error:

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 # Virtual CPU devices share their host's cores, so a process on them claims next to nothing of Ray's CPU count.
 CPU_SHARE = 0.01
+NODE_SHARE = 0.001  # of a resource that marks a node: any number of processes may go there
 
 
 class Role(enum.Enum):
@@ -30,19 +31,24 @@ class PlacementError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """A pool of `processes` processes with `devices` devices each; `resource` is Ray's name of the device."""
+    """A pool of `processes` processes with `devices` devices each.
+
+    `resource` is Ray's name of the device, `node_resource` of something that only the pool's nodes have.
+    """
 
     name: str
     processes: int
     devices: int
     resource: str
     keys: str  # the configuration keys that decide its size
+    node_resource: str | None = None
 
     def bundle(self) -> dict[str, float]:
         """What one process claims from Ray."""
+        node = {self.node_resource: NODE_SHARE} if self.node_resource else {}
         if self.resource == "CPU":
-            return {"CPU": CPU_SHARE}
-        return {self.resource: float(self.devices), "CPU": 1.0}
+            return {"CPU": CPU_SHARE, **node}
+        return {self.resource: float(self.devices), "CPU": 1.0, **node}
 
 
 class ResourcePoolManager:
@@ -65,14 +71,23 @@ class ResourcePoolManager:
             for process in range(pool.processes):
                 fitting = [node for node in free if all(node.get(k, 0.0) >= v for k, v in bundle.items())]
                 if not fitting:
-                    have = {k: sum(n["Resources"].get(k, 0.0) for n in nodes if n["Alive"]) for k in bundle}
-                    raise PlacementError(
-                        f"pool '{pool.name}' needs {pool.processes} process(es) with {bundle} each ({pool.keys}), "
-                        f"and process {process} has no room: the cluster has {have} on {len(nodes)} node(s), shared "
-                        f"by the pools {sorted(self.pools)}. Make the pool smaller or add nodes."
-                    )
+                    raise PlacementError(self._lacks(pool, process, free, nodes))
                 for k, v in bundle.items():
                     fitting[0][k] -= v
+
+    def _lacks(self, pool: PoolSpec, process: int, free: list[dict[str, float]], nodes: list[dict[str, Any]]) -> str:
+        """Which pool lacks what, in words."""
+        bundle = pool.bundle()
+        have = {k: sum(n["Resources"].get(k, 0.0) for n in nodes if n["Alive"]) for k in bundle}
+        most = {k: max((node.get(k, 0.0) for node in free), default=0.0) for k in bundle}
+        lacking = ", ".join(f"{k} ({v:g} needed, {most[k]:g} left on the node with most)" for k, v in bundle.items()
+                            if most[k] < v)  # fmt: skip
+        where = lacking or f"a node that has {bundle} at once"
+        return (
+            f"pool '{pool.name}' lacks {where}: it needs {pool.processes} process(es) with {bundle} each "
+            f"({pool.keys}), and there is no room for process {process}. The cluster has {have} on "
+            f"{len(free)} node(s), for the pools {sorted(self.pools)}. Make the pool smaller or add such nodes."
+        )
 
     def create(self, timeout_s: float) -> None:
         """Reserve every pool. Raises PlacementError when the cluster cannot hold them within `timeout_s`."""

@@ -41,14 +41,16 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
             processes=trainer.nnodes,
             devices=trainer.n_gpus_per_node,
             resource=device.capabilities(trainer.device).ray_resource,
-            keys="trainer.nnodes, trainer.n_gpus_per_node",
+            keys="trainer.nnodes, trainer.n_gpus_per_node, trainer.device",
+            node_resource=trainer.node_resource,
         ),
         ROLLOUT_POOL: PoolSpec(
             ROLLOUT_POOL,
             processes=sizes.rollout_replicas(config),
             devices=sizes.replica_devices(config),
             resource=device.capabilities(rollout.device or trainer.device).ray_resource,
-            keys="actor_rollout_ref.rollout.nnodes, .n_gpus_per_node, .tensor_model_parallel_size",
+            keys="actor_rollout_ref.rollout.nnodes, .n_gpus_per_node, .tensor_model_parallel_size, .device",
+            node_resource=rollout.node_resource,
         ),
     }
     where = {Role.Rollout: ROLLOUT_POOL}

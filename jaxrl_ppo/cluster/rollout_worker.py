@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from jaxrl_ppo.rollout.engine import Completion, Request, RolloutEngine
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.weights.manifest import WeightManifest
+
+STORE_WAIT_S = 30
 
 
 @ray.remote
@@ -71,8 +76,15 @@ class Replica:
         self.actor = actor
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        async for reference in self.actor.generate.options(num_returns="streaming").remote(list(requests)):
-            yield await reference
+        stream = self.actor.generate.options(num_returns="streaming").remote(list(requests))
+        left = True
+        try:
+            async for reference in stream:
+                yield await reference
+            left = False
+        finally:
+            if left:  # nobody wants the rest: without this the engine would generate it all the same
+                ray.cancel(stream)
 
     async def load_weights(self, manifest: WeightManifest) -> None:
         await self.actor.load_weights.remote(manifest)
@@ -87,13 +99,19 @@ class Replica:
         await self.actor.close.remote()
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class StoreWorker:
     """The weight store of the node that it is placed on."""
 
     def __init__(self, root: str):
+        from jaxrl_ppo.weights.manifest import WeightError
         from jaxrl_ppo.weights.store import WeightStore
 
+        for _ in range(STORE_WAIT_S):  # a run that was just killed may not have let go of its store yet
+            with contextlib.suppress(WeightError):
+                self.store = WeightStore(root)
+                return
+            time.sleep(1)
         self.store = WeightStore(root)
 
     def begin(self, version: int) -> None:
@@ -104,9 +122,26 @@ class StoreWorker:
         """Take one bucket of tensors."""
         self.store.put(version, bucket)
 
-    def commit(self, version: int) -> WeightManifest:
+    def commit(self, version: int, number: int) -> WeightManifest:
         """Make `version` the newest."""
-        return self.store.commit(version)
+        return self.store.commit(version, number)
+
+    def copy(self, source: Any, manifest: WeightManifest) -> None:
+        """Take over `manifest`'s version from the store `source` of another node, under the same path."""
+        from jaxrl_ppo.weights.store import commit_number
+
+        self.store.begin(manifest.version)
+        for bucket in source.buckets.options(num_returns="streaming").remote(manifest):
+            self.store.put(manifest.version, ray.get(bucket))
+        self.store.commit(manifest.version, commit_number(manifest.folder))
+
+    def buckets(self, manifest: WeightManifest) -> Iterator[dict[str, np.ndarray]]:
+        """The tensors of a committed version, file by file."""
+        from jaxrl_ppo.weights.reader import read_tensors
+
+        for file in sorted({record.file for record in manifest.tensors.values()}):
+            tensors = {name: record for name, record in manifest.tensors.items() if record.file == file}
+            yield dict(read_tensors(dataclasses.replace(manifest, tensors=tensors)))
 
     def close(self) -> None:
         """Give the memory back."""

@@ -14,30 +14,37 @@ from typing import TYPE_CHECKING, Any
 import ray
 import yaml
 
+from jaxrl_ppo.cluster.identity import check_identity, identity
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
 from jaxrl_ppo.cluster.rollout_group import RolloutGroup
+from jaxrl_ppo.cluster.run_lock import run_lock
+from jaxrl_ppo.cluster.stores import WeightStores
 from jaxrl_ppo.cluster.trainer_group import CriticGroup, TrainerGroup
 from jaxrl_ppo.cluster.workers import Workers
 from jaxrl_ppo.data import PromptStream, copy_to_local, create_rl_dataset, create_rl_sampler, hf_processor, hf_tokenizer
+from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.observability.observer import RunObserver
-from jaxrl_ppo.pipeline import one_step_off, sync
+from jaxrl_ppo.pipeline import asynchronous, one_step_off, sync
 from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms
 from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
 from jaxrl_ppo.rollout.agent_loop import create_agent_loops
-from jaxrl_ppo.rollout.probe import WeightProbe
+from jaxrl_ppo.rollout.contract import Contract
+from jaxrl_ppo.rollout.probe import THRESHOLDS, WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
 from jaxrl_ppo.schema import sizes
 
 if TYPE_CHECKING:
+    from jaxrl_ppo.rollout.router import OnFault
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt
 
 KEPT_BY_DEFAULT = 3  # checkpoints
+CONTRACT_PROMPTS = 4  # on which engine and trainer are compared before the first step
 DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16"}  # verl's short ones
 
 
@@ -51,6 +58,9 @@ class TaskRunner:
         enter(folder)
         self._events: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._pipeline: Run | None = None
+        self._stop_asked = False
 
     async def events(self) -> AsyncIterator[tuple[Any, ...]]:
         """What the console shows, as (name, *arguments): "start" with the steps first, then Console's methods."""
@@ -62,15 +72,36 @@ class TaskRunner:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    async def run(self, config: Config) -> None:
-        """The whole run. Raises what ended it, if that is an error."""
+    async def run(self, config: Config) -> bool:
+        """The whole run; false when `stop` ended it early. Raises what ended it, if that is an error."""
         self._loop = asyncio.get_running_loop()
         logging.getLogger("jaxrl_ppo").addHandler(_Forward(self._tell))
+        self._work = asyncio.create_task(self._prepare_and_fit(config))
         try:
-            async with AsyncExitStack() as stack:
-                await self._run(config, stack)
+            await self._work
+        except asyncio.CancelledError:
+            if not self._stop_asked:
+                raise
+            self._tell(("note", "stopped before the first step: the same command starts again"))
+            return False
         finally:
             self._tell(None)
+        return self._pipeline is None or self._pipeline.step == self._pipeline.total_steps
+
+    async def stop(self) -> None:
+        """End early: after the step under way, with a checkpoint; at once where no step has begun."""
+        if self._stop_asked:
+            return
+        self._stop_asked = True
+        if self._pipeline is not None:
+            self._tell(("note", "asked to stop: the step under way is finished and saved"))
+            self._pipeline.stop()
+        elif self._work is not None:
+            self._work.cancel()
+
+    async def _prepare_and_fit(self, config: Config) -> None:
+        async with AsyncExitStack() as stack:
+            await self._run(config, stack)
 
     async def _run(self, config: Config, stack: AsyncExitStack) -> None:
         rollout = config.actor_rollout_ref.rollout
@@ -84,6 +115,7 @@ class TaskRunner:
             checkpoints.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"trainer.default_local_dir={checkpoints.root}: cannot be made: {error}") from error
+        await stack.enter_async_context(run_lock(checkpoints.root))
         resumed = checkpoints.to_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
         controller = Checkpoints.load(resumed) if resumed else None
 
@@ -132,6 +164,15 @@ class TaskRunner:
         if step >= total_steps:
             self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}"))
             return
+        made_of = await asyncio.to_thread(identity, folder, tokenizer)
+        if controller:  # before anything is started: a checkpoint of another model or of other data is refused
+            check_identity(controller["identity"], made_of)
+            if controller["pending"] is not None and controller["mode"] != config.trainer.mode:
+                raise CheckpointError(
+                    f"{resumed} holds samples that trainer.mode={controller['mode']} had generated ahead, and "
+                    f"trainer.mode={config.trainer.mode} would lose them: resume in the mode it was made in"
+                )
+            prompts.restore(controller["prompts"])
         rewards = RewardManager(config, tokenizer)
         stack.push_async_callback(rewards.close)
         await rewards.start(dataset.data_sources or ())
@@ -160,8 +201,9 @@ class TaskRunner:
             critic_folder=critic_folder,
             total_steps=total_steps,
             probe=list(dataset[0].token_ids),
+            on_fault=observer.fault,
         )
-        stack.push_async_callback(trainer.close_stores)
+        stack.push_async_callback(trainer.stores.close)
         stack.push_async_callback(rollouts.close)
         if resumed:
             await trainer.restore(resumed / "actor")
@@ -180,9 +222,19 @@ class TaskRunner:
             devices=sum(pool.processes * pool.devices for pool in pools.pools.values()),
             checkpoints=checkpoints,
             observer=observer,
+            identity=made_of,
+            contract=Contract(
+                prompts=[dataset[i] for i in range(min(CONTRACT_PROMPTS, len(dataset)))],
+                end_ids=load_decoder_config(folder).eos_token_ids,
+                dtype=max(computed_in(config), key=lambda dtype: THRESHOLDS[dtype]),
+                tolerance=rollout.log_prob_tolerance,
+            ),
         )
         if controller:
             run.restore(controller)
+        self._pipeline = run
+        if self._stop_asked:
+            run.stop()
         stack.push_async_callback(run.close)
         if config.trainer.val_only:
             await run.sync_weights()
@@ -190,7 +242,11 @@ class TaskRunner:
         else:
             await self.fit(run)
         await run.close()  # the last checkpoint is part of the success
-        succeeded = True
+        succeeded = run.step == total_steps or config.trainer.val_only
+        if not succeeded:
+            kept = checkpoints.newest()
+            where = f"saved in {checkpoints.folder(kept)}" if kept is not None else "nothing to save"
+            self._tell(("note", f"stopped after step {run.step} of {total_steps}, {where}; the same command goes on"))
 
     async def init_workers(
         self,
@@ -202,23 +258,22 @@ class TaskRunner:
         critic_folder: str | None,
         total_steps: int,
         probe: list[int],
+        on_fault: OnFault,
     ) -> tuple[TrainerGroup, CriticGroup | None, Router]:
         """Start the trainer pool and the replicas, at the same time; a failure of either ends the start of the other.
 
         `critic_folder` is the critic's model, None without one. `probe` are the tokens with which every weight load is
-        checked.
+        checked; `on_fault` hears of what is lost and replaced.
         """
-        rollouts = RolloutGroup(config, mapping[Role.Rollout], pools, model_folder)
-        actor = config.actor_rollout_ref.actor
-        dtypes = {
-            DTYPE_NAMES.get(actor.fsdp_config.dtype, actor.fsdp_config.dtype),
-            config.actor_rollout_ref.rollout.dtype,
-        }
-        weight_probe = WeightProbe(probe, dtypes)
+        stores = WeightStores(config.trainer.default_local_dir, config.trainer.deadlines.weights_s)
+        rollouts = RolloutGroup(
+            config, mapping[Role.Rollout], pools, model_folder=model_folder, stores=stores, on_fault=on_fault
+        )
+        weight_probe = WeightProbe(probe, computed_in(config), config.actor_rollout_ref.rollout.log_prob_tolerance)
 
         async def start_trainers() -> tuple[TrainerGroup, CriticGroup | None]:
             workers = await Workers.start(config, mapping[Role.Actor], pools, Role.Actor)
-            trainer = TrainerGroup(config, workers, weight_probe)
+            trainer = TrainerGroup(config, workers, weight_probe, stores, on_fault)
             steps = max(total_steps - config.trainer.critic_warmup, 1) * sizes.optimizer_steps_per_step(config)
             await trainer.load(model_folder, steps, needs_reference=Role.RefPolicy in mapping)
             if critic_folder is None:
@@ -233,8 +288,13 @@ class TaskRunner:
             replicas = starting.create_task(rollouts.start(weight_probe.verify))
             trainers = starting.create_task(start_trainers())
         trainer, critic = trainers.result()
-        trainer.stores = rollouts.start_stores()
         return trainer, critic, replicas.result()
+
+
+def computed_in(config: Config) -> set[str]:
+    """The data types that the trainer and the rollouts compute in."""
+    trainer = config.actor_rollout_ref.actor.fsdp_config.dtype
+    return {DTYPE_NAMES.get(trainer, trainer), config.actor_rollout_ref.rollout.dtype}
 
 
 class _Forward(logging.Handler):
@@ -252,3 +312,9 @@ class OneStepTaskRunner(TaskRunner):
     """One-step-off-policy PPO: the same run, its steps overlapped."""
 
     fit = staticmethod(one_step_off.fit)
+
+
+class AsyncTaskRunner(TaskRunner):
+    """Asynchronous PPO: the same run, generation going on all the time."""
+
+    fit = staticmethod(asynchronous.fit)

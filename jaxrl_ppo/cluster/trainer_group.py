@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
-from jaxrl_ppo.rollout.deadline import within
+from jaxrl_ppo.cluster.stores import StoreLost, WeightStores
 
 if TYPE_CHECKING:
     import numpy as np
 
     from jaxrl_ppo.cluster.workers import Workers
     from jaxrl_ppo.rollout.probe import WeightProbe
+    from jaxrl_ppo.rollout.router import OnFault
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Batch
     from jaxrl_ppo.weights.manifest import WeightManifest
 
 ACTOR, CRITIC = "actor", "critic"
+STAGE_ATTEMPTS = 4  # of a weight version, as stores die on the way
 
 
 class ModelGroup:
@@ -61,19 +63,20 @@ class CriticGroup(ModelGroup):
 class TrainerGroup(ModelGroup):
     """The pipeline's Trainer."""
 
-    def __init__(self, config: Config, workers: Workers, probe: WeightProbe):
+    def __init__(self, config: Config, workers: Workers, probe: WeightProbe, stores: WeightStores, on_fault: OnFault):
         super().__init__(workers, ACTOR)
         self.config = config
-        self.stores: list[Any] = []  # of the rollout nodes, once those are known
+        self.stores = stores
         self.probe = probe
+        self.on_fault = on_fault
         self.deadlines = config.trainer.deadlines
 
     async def load(self, model_folder: str, total_steps: int, *, needs_reference: bool) -> None:
         """Load the policy, and the reference policy if needed; `total_steps` are the actor's optimizer steps."""
         await self.workers.all("load_actor", "start_s", model_folder, total_steps, needs_reference)
 
-    async def log_probs(self, batch: Batch) -> np.ndarray:
-        return (await self.workers.all("log_probs", "update_s", ray.put(batch)))[0]
+    async def log_probs(self, batch: Batch, temperature: float | None = None) -> np.ndarray:
+        return (await self.workers.all("log_probs", "update_s", ray.put(batch), temperature))[0]
 
     async def ref_log_probs(self, batch: Batch) -> np.ndarray:
         return (await self.workers.all("ref_log_probs", "update_s", ray.put(batch)))[0]
@@ -85,17 +88,18 @@ class TrainerGroup(ModelGroup):
         return (await self.workers.all("update_actor", "update_s", ray.put(batch)))[0]
 
     async def stage_weights(self) -> WeightManifest:
+        for _ in range(STAGE_ATTEMPTS - 1):
+            with contextlib.suppress(StoreLost):
+                return await self._stage_weights()
+            lost = self.stores.forget_lost_nodes()
+            where = f"with its node {', '.join(lost)}" if lost else "and is restarted"
+            self.on_fault("store_lost", f"a weight store died, {where}: the weights are staged again")
+        return await self._stage_weights()
+
+    async def _stage_weights(self) -> WeightManifest:
         megabytes = self.config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
-        version = (await self.workers.all("stage_weights", "weights_s", self.stores, megabytes << 20))[0]
+        stores = self.stores.by_node
+        version = (await self.workers.all("stage_weights", "weights_s", list(stores.values()), megabytes << 20))[0]
         # Taken now, so that a replica can be checked at any time, the trainer busy with the next version or not.
         self.probe.expect(version, (await self.workers.all("score_tokens", "weights_s", self.probe.token_ids))[0])
-        commits = asyncio.gather(*(store.commit.remote(version) for store in self.stores))
-        manifests = await within(
-            commits, self.deadlines.weights_s, "the weight stores to commit (trainer.deadlines.weights_s)"
-        )
-        return manifests[0]  # the same on every node, path included
-
-    async def close_stores(self) -> None:
-        """Give back the memory that the rollout nodes' stores hold."""
-        closing = asyncio.gather(*(store.close.remote() for store in self.stores))
-        await within(closing, self.deadlines.weights_s, "the weight stores to close (trainer.deadlines.weights_s)")
+        return await self.stores.commit(version, stores)

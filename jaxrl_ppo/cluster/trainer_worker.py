@@ -80,9 +80,9 @@ class TrainerWorker:
         )
         self.models["critic"], self.model_folders["critic"] = self.critic, model_folder
 
-    def log_probs(self, batch: Batch) -> np.ndarray:
-        """Log-probs [B, T] under the current weights."""
-        return self.trainer.log_probs(batch)
+    def log_probs(self, batch: Batch, temperature: float | None) -> np.ndarray:
+        """Log-probs [B, T] under the current weights, at the sampling temperature unless another is given."""
+        return self.trainer.log_probs(batch, temperature)
 
     def ref_log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probs [B, T] under the reference weights."""
@@ -146,20 +146,28 @@ class TrainerWorker:
         return self.trainer.score_tokens(token_ids)
 
     def stage_weights(self, stores: list[Any], bucket_bytes: int) -> int:
-        """Send the current weights to `stores`, bucket by bucket, uncommitted; returns their version."""
+        """Send the current weights to `stores`, bucket by bucket, uncommitted; returns their version.
+
+        Raises RayActorError when a store dies meanwhile.
+        """
         from jaxrl_ppo.weights.export import export_buckets
 
         version = self.trainer.version
         dtype = np.dtype(self.config.actor_rollout_ref.rollout.dtype)
-        if self.rank == 0:
-            ray.get([store.begin.remote(version) for store in stores])
-        sending: list[Any] = []
+        sending: list[Any] = [store.begin.remote(version) for store in stores] if self.rank == 0 else []
+        failure: ray.exceptions.RayError | None = None
         for bucket in export_buckets(self.trainer.model, self.trainer.params, dtype, bucket_bytes):
-            if self.rank == 0:
+            if self.rank != 0 or failure is not None:
+                continue  # the gathering takes all processes to its end, whatever became of a store
+            try:
                 shared = ray.put(bucket)
                 sending += [store.put.remote(version, shared) for store in stores]
                 while len(sending) > PUTS_IN_FLIGHT * len(stores):
                     ray.get(sending.pop(0))
+            except ray.exceptions.RayError as error:
+                failure = error
+        if failure is not None:
+            raise failure
         ray.get(sending)
         return version
 
@@ -177,16 +185,18 @@ class TrainerWorker:
         self.models[role].restore(folder)
 
     def save_pretrained(self, role: str, folder: str) -> None:
-        """Write the current weights of the model of `role`, in bfloat16, as a Hugging Face folder.
+        """Write the current weights of the model of `role` as a Hugging Face folder.
 
-        A LoRA adapter is merged into them, and written alone, as PEFT does, into `lora_adapter` there.
+        The data type is the rollouts', so that what was validated is what is exported. A LoRA adapter is merged into
+        them, and written alone, as PEFT does, into `lora_adapter` there.
         """
         from jaxrl_ppo.models.lora import gather_adapter, save_adapter
         from jaxrl_ppo.models.pretrained import save_pretrained
         from jaxrl_ppo.weights.export import export_buckets
 
         trainer = self.models[role]
-        buckets = export_buckets(trainer.model, trainer.params, np.dtype("bfloat16"), FILE_BYTES)
+        dtype = np.dtype(self.config.actor_rollout_ref.rollout.dtype)
+        buckets = export_buckets(trainer.model, trainer.params, dtype, FILE_BYTES)
         if self.rank == 0:
             save_pretrained(folder, buckets, self.model_folders[role], trainer.model.head)
         else:

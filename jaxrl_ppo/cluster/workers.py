@@ -10,6 +10,7 @@ import ray
 
 import device
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
+from jaxrl_ppo.cluster.stores import StoreLost
 from jaxrl_ppo.rollout.deadline import within
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Workers:
     async def all(self, method: str, deadline: str, *args: Any) -> list[Any]:
         """Call `method` on every process within the deadline trainer.deadlines.`deadline`; results by rank.
 
-        Raises TrainerDied when a process is gone.
+        Raises TrainerDied when a process is gone, StoreLost when a weight store is that it was sending to.
         """
         calls = asyncio.gather(*(getattr(actor, method).remote(*args) for actor in self.actors))
         try:
@@ -59,6 +60,12 @@ class Workers:
                 getattr(self.deadlines, deadline),
                 f"{method} on the {len(self.actors)} process(es) of the {self.pool} (trainer.deadlines.{deadline})",
             )
+        except ray.exceptions.RayTaskError as error:  # first: one that tells of an actor's death is of both kinds
+            if isinstance(error.cause, ray.exceptions.RayActorError):
+                raise StoreLost(f"a weight store died during {method}: {error.cause}") from error
+            if isinstance(error.cause, OSError):  # the pipeline knows what a full disk means, and not what Ray is
+                raise error.cause from error
+            raise
         except ray.exceptions.RayActorError as error:
             raise TrainerDied(
                 f"a process of the {self.pool} died during {method}; start the same command again to go on after the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,16 @@ from jaxrl_ppo.observability.trackers import TrackedRun, Trackers
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import TrainerConfig
     from jaxrl_ppo.schema.records import Batch, Prompt, Sample
+
+# What may go wrong without ending the run; how often it did in a step is its metric fault/<name>.
+FAULTS = (
+    "replica_failed",
+    "replica_replaced",
+    "replacement_failed",
+    "replica_given_up",
+    "store_lost",
+    "rewards_failed",
+)
 
 Event = tuple[Any, ...]  # the name of a Console method and its arguments
 
@@ -39,6 +50,7 @@ class RunObserver:
         self.folder = RunFolder(root)
         self.folder.start(config_yaml=config_yaml, resume_step=resume_step)
         self._timeline = Timeline(root / "timeline.json", resume_step=resume_step)
+        self._faults: collections.Counter[str] = collections.Counter()
         self._writer = SampleWriter(root / "samples", decode)
         if resume_step is not None:
             self._writer.drop_after(resume_step)
@@ -55,10 +67,16 @@ class RunObserver:
         """Time a phase on the timeline."""
         return self._timeline.span(name, step=step, track=track, **args)
 
+    def event(self, name: str, start: float, end: float, *, track: str, step: int) -> None:
+        """A phase on the timeline, from `start` to `end` in seconds since the epoch."""
+        self._timeline.event(name, start, end, track=track, step=step)
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One finished step; how the pools used its time is added to its metrics."""
         now = time.time()
-        metrics = {**metrics, **self._timeline.pool_metrics(now - metrics["timing_s/step"], now)}
+        faults = {f"fault/{name}": float(self._faults[name]) for name in FAULTS}
+        self._faults.clear()
+        metrics = {**metrics, **faults, **self._timeline.pool_metrics(now - metrics["timing_s/step"], now)}
         metrics |= self._timeline.overlap_metrics(step)
         self.folder.write_metrics(step, metrics)
         self._timeline.flush()
@@ -92,8 +110,9 @@ class RunObserver:
         self._tell(("warning", message))
 
     def fault(self, name: str, message: str, **args: Any) -> None:
-        """Something broke and was dealt with."""
-        self._timeline.instant(name, **args)
+        """One of FAULTS happened and was dealt with: a metric of the step under way, a mark, a line."""
+        self._faults[name] += 1
+        self._timeline.instant(name, message=message, **args)
         self._tell(("fault", message))
 
     def finish(self, *, succeeded: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_ppo.rollout.engine import Completion, Request, SamplingParams
 from jaxrl_ppo.schema.records import Batch, Prompt, Sample
 
-TRAINING, VALIDATION = 0, 1  # separate seeds for the two kinds of request
+TRAINING, VALIDATION, CONTRACT = 0, 1, 2  # separate seeds for the kinds of request
 
 
 def make_requests(

@@ -7,6 +7,7 @@ A checkpoint is the trainer's state (`actor/` and `critic/`, written by their po
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -45,9 +46,23 @@ class Checkpoints:
         return self.root / f"global_step_{step}"
 
     def committed(self) -> list[int]:
-        """Steps that have a committed checkpoint, oldest first."""
-        found = [re.fullmatch(r"global_step_(\d+)", path.parent.name) for path in self.root.glob(f"*/{MARKER}")]
-        return sorted(int(match[1]) for match in found if match)
+        """Steps that have a committed checkpoint, in the order in which they were committed.
+
+        That is not the order of the steps where a run began anew, or went back, in a folder with later checkpoints.
+        """
+        found = []
+        for marker in self.root.glob(f"*/{MARKER}"):
+            if match := re.fullmatch(r"global_step_(\d+)", marker.parent.name):
+                found.append((marker.stat().st_mtime_ns, int(match[1])))
+        return [step for _, step in sorted(found)]
+
+    def newest(self) -> int | None:
+        """The step committed last, None before the first commit."""
+        steps = self.committed()
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if (step := int((self.root / LATEST).read_text())) in steps:
+                return step
+        return max(steps, default=None)  # copied without that file, and perhaps without its times
 
     def begin(self, step: int) -> Path:
         """An empty folder for `step`; what an interrupted attempt left there is removed."""
@@ -59,22 +74,30 @@ class Checkpoints:
     def commit(self, step: int, controller: dict[str, Any]) -> None:
         """Write the controller's part, then the marker, then let go of the oldest checkpoints.
 
-        Everything else of the checkpoint must be on disk already.
+        Everything else of the checkpoint must be on disk already. Raises CheckpointError when the disk is full or
+        cannot be written; older checkpoints are then all still there.
         """
         folder = self.folder(step)
-        _write_synced(folder / "controller.pkl", pickle.dumps(controller, protocol=5))
-        _write_synced(folder / MARKER, str(step).encode())
-        temporary = self.root / f".{LATEST}"
-        _write_synced(temporary, str(step).encode())
-        temporary.replace(self.root / LATEST)
+        try:
+            _write_synced(folder / "controller.pkl", pickle.dumps(controller, protocol=5))
+            _write_synced(folder / MARKER, str(step).encode())
+            temporary = self.root / f".{LATEST}"
+            _write_synced(temporary, str(step).encode())
+            temporary.replace(self.root / LATEST)
+        except OSError as error:
+            raise self.failed(step, error) from error
         if self.keep:
-            for old in self.committed()[: -self.keep]:
+            for old in self._older_than_newest(step, self.keep):
                 (self.folder(old) / MARKER).unlink()  # first, so that a half-deleted folder does not count
                 shutil.rmtree(self.folder(old))
-
         if self.keep_critic:
-            for old in self.committed()[: -self.keep_critic]:
+            for old in self._older_than_newest(step, self.keep_critic):
                 shutil.rmtree(self.folder(old) / CRITIC, ignore_errors=True)
+
+    def _older_than_newest(self, step: int, count: int) -> list[int]:
+        """All but the `count` checkpoints committed last, of which `step`, just committed, is one."""
+        older = [old for old in self.committed() if old != step]
+        return older[: max(len(older) + 1 - count, 0)]
 
     @staticmethod
     def critic(folder: Path) -> Path:
@@ -85,6 +108,16 @@ class Checkpoints:
                 "Resume from a newer checkpoint, or start anew with trainer.resume_mode=disable"
             )
         return folder / CRITIC
+
+    def failed(self, step: int, error: BaseException) -> CheckpointError:
+        """The error of a checkpoint that could not be written, with what a person needs to mend it."""
+        free = shutil.disk_usage(self.root).free / 2**20
+        last = self.newest()
+        kept = f"the checkpoint of step {last} is untouched" if last is not None else "there is no earlier checkpoint"
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written to {self.folder(step)} ({free:.0f} MiB free there): "
+            f"{error}. Make room, or give another trainer.default_local_dir; {kept}"
+        )
 
     def sweep(self) -> list[Path]:
         """Remove folders that were never committed; returns them."""
@@ -99,8 +132,15 @@ class Checkpoints:
         """The controller's part of a committed checkpoint. Raises CheckpointError when there is none."""
         if not (folder / MARKER).is_file():
             raise CheckpointError(f"{folder} holds no committed checkpoint (no {MARKER} file in it)")
-        with open(folder / "controller.pkl", "rb") as file:
-            return pickle.load(file)
+        try:
+            with open(folder / "controller.pkl", "rb") as file:
+                return pickle.load(file)
+        except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
+            raise CheckpointError(
+                f"{folder / 'controller.pkl'} cannot be read ({type(error).__name__}: {error}): the checkpoint is "
+                "damaged or of another version of this package; name another with trainer.resume_mode=resume_path and "
+                "trainer.resume_from_path, or start anew with trainer.resume_mode=disable"
+            ) from error
 
     def to_resume(self, mode: str, path: str | None) -> Path | None:
         """The checkpoint folder that `trainer.resume_mode` asks for, or None to start afresh.
@@ -116,5 +156,5 @@ class Checkpoints:
                     f"trainer.resume_from_path={path} holds no committed checkpoint ({MARKER} is missing)"
                 )
             return folder
-        steps = self.committed()
-        return self.folder(steps[-1]) if steps else None
+        step = self.newest()
+        return None if step is None else self.folder(step)

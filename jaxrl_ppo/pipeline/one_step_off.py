@@ -8,6 +8,7 @@ from jaxrl_ppo.pipeline.step import Run
 async def fit(run: Run) -> None:
     """Run every remaining step; verl's `one_step_off_policy/main_ppo`."""
     await run.sync_weights()
+    await run.check_contract()
     await run.validate_before()
     pending = run.restored_batch() or run.start_generating(run.step + 1)
     for step in run.remaining_steps():

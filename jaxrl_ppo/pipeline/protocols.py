@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Trainer(Protocol):
     """The trained policy, and the reference policy where one is needed, on the trainer pool."""
 
-    async def log_probs(self, batch: Batch) -> np.ndarray:
-        """Log-probs [B, T] of the responses under the current weights, float32."""
+    async def log_probs(self, batch: Batch, temperature: float | None = None) -> np.ndarray:
+        """Log-probs [B, T] of the responses under the current weights, float32; at the sampling temperature if None."""
         ...
 
     async def ref_log_probs(self, batch: Batch) -> np.ndarray:
@@ -42,15 +42,15 @@ class Trainer(Protocol):
         ...
 
     async def save(self, folder: Path) -> None:
-        """Start saving; returns once the state is safe from the next update."""
+        """Start saving; returns once the state is safe from the next update. Raises OSError where it cannot write."""
         ...
 
     async def save_pretrained(self, folder: Path) -> None:
-        """Write the current weights as a Hugging Face folder."""
+        """Write the current weights as a Hugging Face folder. Raises OSError when it cannot be written."""
         ...
 
     async def wait_until_saved(self) -> None:
-        """Return when the save that was started last is on disk."""
+        """Return when the save that was started last is on disk. Raises OSError when it could not be written."""
         ...
 
 
@@ -129,6 +129,10 @@ class Observer(Protocol):
         """Time a phase on the timeline."""
         ...
 
+    def event(self, name: str, start: float, end: float, *, track: str, step: int) -> None:
+        """A phase on the timeline, from `start` to `end` in seconds since the epoch."""
+        ...
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One finished step."""
         ...
@@ -141,6 +145,10 @@ class Observer(Protocol):
 
     def rollout(self, step: int, batch: Batch, samples: Sequence[Sample]) -> None:
         """The samples that a step trained on, in the order of the batch's rows."""
+        ...
+
+    def fault(self, name: str, message: str) -> None:
+        """Something went wrong and was dealt with; counted in the step's `fault/<name>`."""
         ...
 
     def warn(self, message: str) -> None:

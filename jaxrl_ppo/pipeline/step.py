@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import functools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from jaxrl_ppo.observability.metrics import batch_metrics, own_log_probs, time_metrics
-from jaxrl_ppo.pipeline.batching import VALIDATION, make_batch, make_requests, make_sample, ordered, split_greedy
+from jaxrl_ppo.pipeline.backlog import Group
+from jaxrl_ppo.pipeline.batching import make_batch, make_sample, ordered
 from jaxrl_ppo.pipeline.checkpoints import CRITIC, Checkpoints
-from jaxrl_ppo.pipeline.dynamic_sampling import DynamicSampling, Scored
 from jaxrl_ppo.pipeline.estimation import Estimation
+from jaxrl_ppo.pipeline.generation import Generated, Generation
 from jaxrl_ppo.pipeline.measures import turn_metrics, validation_scores
 from jaxrl_ppo.pipeline.protocols import Critic, Observer, Prompts, Rewards, Rollouts, Trainer
 from jaxrl_ppo.rollout.agent_loop import AgentLoops
-from jaxrl_ppo.rollout.engine import Request, SamplingParams
+from jaxrl_ppo.rollout.contract import Contract, check_completions, check_log_probs
+from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.records import Batch, Prompt, Sample
 from jaxrl_ppo.weights.manifest import WeightManifest
 
+T = TypeVar("T")
+
 VERSIONS_REMEMBERED = 64  # weight versions whose step is known, for the staleness of samples
-VALIDATION_STEP = -1  # where the timings of a validation's generation go, which are not a training step's
 
 
-@dataclasses.dataclass(slots=True)
-class Generated:
-    """A batch as it comes from generation and reward; `samples` are its rows, in the same order."""
-
-    batch: Batch
-    samples: list[Sample]
-    metrics: dict[str, float]
-    frontier: dict[str, Any] | None = None  # where the prompt stream stood at the end, if more prompts were drawn
+class StalenessError(RuntimeError):
+    """A batch with samples older than the mode allows, or from weights that the trainer never had."""
 
 
 class DivergedError(RuntimeError):
@@ -60,35 +56,54 @@ class Run:
         devices: int,
         checkpoints: Checkpoints,
         observer: Observer,
+        identity: Mapping[str, Any],
+        contract: Contract | None,
     ):
-        """`devices` counts the accelerators of all pools. Raises UserCodeError for a user's broken estimator."""
+        """`devices` counts the accelerators of all pools; `identity`, what the run is made of, goes into checkpoints.
+
+        `contract` is checked before the first step. Raises UserCodeError for a user's broken estimator.
+        """
         self.config = config
         self.critic = critic
         self.trainer, self.rollouts, self.rewards, self.prompts = trainer, rollouts, rewards, prompts
-        self.agents = agents
         self.validation_prompts = validation_prompts
         self.total_steps, self.devices = total_steps, devices
-        self.checkpoints, self.observer = checkpoints, observer
+        self.checkpoints, self.observer, self.identity = checkpoints, observer, identity
+        self.contract = contract
         self.estimation = Estimation(config)
+        self.generation = Generation(
+            config, rollouts, rewards, agents, observer, greedy=self.estimation.needs("greedy_scores")
+        )
         self.step = 0
-        self._staged: WeightManifest | None = None
+        self.staged: WeightManifest | None = None
         self._loaded_version: int | None = None
         self._step_of_version: dict[int, int] = {}  # after which step each weight version came to be
-        self._restored: Generated | None = None
+        self._restored: Any = None  # a Generated, or the groups of an asynchronous run
         self._skips = {"actor": 0, "critic": 0}  # optimizer steps in a row
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
         self._seconds: dict[int, dict[str, float]] = defaultdict(dict)
         self._trained: Batch | None = None
-        self._generating: set[asyncio.Task[Generated]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._committing: asyncio.Task[None] | None = None
         self._began = time.time()
+        self._stop_asked = False
+        self._saved_step = -1
 
     # Progress
 
     def remaining_steps(self) -> Iterator[int]:
-        """Every step that is still to be done."""
+        """Every step that is still to be done; no further one once `stop` was called and the last one is saved."""
         self._began = time.time()
-        yield from range(self.step + 1, self.total_steps + 1)
+        for step in range(self.step + 1, self.total_steps + 1):
+            if self._committing is not None and self._committing.done():
+                self._committing.result()  # a checkpoint that failed ends the run now, not at the next one
+            if self._stop_asked and (self._trained is None or self._saved_step == self.step):
+                return
+            yield step
+
+    def stop(self) -> None:
+        """End after the step under way, with a checkpoint of it."""
+        self._stop_asked = True
 
     def validates_at(self, step: int) -> bool:
         """Whether a validation follows this step: every `test_freq` steps and after the last one, if it is not -1."""
@@ -96,9 +111,9 @@ class Run:
         return bool(self.validation_prompts) and every > 0 and (step % every == 0 or step == self.total_steps)
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint follows this step: every `save_freq` steps, and after the last one."""
+        """Whether a checkpoint follows this step: every `save_freq` steps, after the last one, and before a stop."""
         every = self.config.trainer.save_freq
-        return every > 0 and (step % every == 0 or step == self.total_steps)
+        return self._stop_asked or (every > 0 and (step % every == 0 or step == self.total_steps))
 
     def finish(self, step: int) -> None:
         """Record the step's metrics; nothing of it is left to do."""
@@ -117,9 +132,13 @@ class Run:
                 committing, self._committing = self._committing, None
                 await committing
         finally:
-            for task in self._generating:
+            for task in self._background:
                 task.cancel()
-            await asyncio.gather(*self._generating, return_exceptions=True)
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    def waiting_for_rollouts(self, step: int) -> AbstractContextManager[None]:
+        """Time the wait for a batch; it is the step's `timing_s/gen` where generation goes on all the time."""
+        return self._phase("gen", step, "wait")
 
     @contextlib.contextmanager
     def _phase(self, name: str, step: int, track: str | None = None) -> Iterator[None]:
@@ -139,10 +158,14 @@ class Run:
         data = self.config.data
         filtered = self.config.algorithm.filter_groups.enable
         count = data.gen_batch_size if filtered and data.gen_batch_size else data.train_batch_size
-        generating = self._generate(step, self.prompts.take(count), self._staged)
-        task = asyncio.create_task(generating, name=f"generate step {step}")
-        self._generating.add(task)
-        task.add_done_callback(self._generating.discard)
+        generating = self._generate(step, self.prompts.take(count), self.staged)
+        return self.in_background(generating, f"generate step {step}")
+
+    def in_background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task that `close` ends."""
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
     def restored_batch(self) -> asyncio.Future[Generated] | None:
@@ -154,64 +177,15 @@ class Run:
         self._restored = None
         return future
 
+    def restored_groups(self) -> list[Group]:
+        """Likewise, what an asynchronous run had started and not trained."""
+        groups, self._restored = self._restored or [], None
+        return groups
+
     async def _generate(self, step: int, prompts: list[Prompt], weights: WeightManifest | None) -> Generated:
         if weights is not None:
-            await self._load(weights, step)
-        rollout = self.config.actor_rollout_ref.rollout
-        sampling = SamplingParams(
-            max_new_tokens=rollout.response_length,
-            temperature=rollout.temperature if rollout.do_sample else 0.0,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-            ignore_eos=rollout.ignore_eos,
-        )
-        greedy = self.estimation.needs("greedy_scores")
-
-        async def respond(prompts: Sequence[Prompt], scored: Scored = lambda _: None) -> list[Sample]:
-            requests = make_requests(prompts, rollout.n, sampling, seed=rollout.seed, greedy=greedy)
-            return await self._sample(step, prompts, requests, scored)
-
-        frontier, metrics = None, dict[str, float]()
-        if self.config.algorithm.filter_groups.enable:
-            begin = time.time()
-            filled = await DynamicSampling(self.config, rollout.n + greedy).fill(prompts, self.prompts.take, respond)
-            self._seconds[step] |= {"gen": time.time() - begin, "reward": 0.0}  # the calls' own times overlap
-            prompts, samples, metrics = filled.prompts, filled.samples, filled.metrics
-            frontier = self.prompts.state()
-        else:
-            samples = await respond(prompts)
-        samples, greedy_scores = split_greedy(ordered(prompts, samples), rollout.n)
-        batch = make_batch(prompts, samples, rollout.response_length, greedy_scores)
-        metrics |= self.rewards.batch_report(f"step {step}") | turn_metrics(samples)
-        return Generated(batch, samples, metrics, frontier)
-
-    async def _sample(
-        self,
-        step: int,
-        prompts: Sequence[Prompt],
-        requests: Sequence[Request],
-        scored: Scored = lambda _: None,
-    ) -> list[Sample]:
-        """Generate, and score each sample as soon as it is there; `scored` is told of each."""
-        by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
-        samples: list[Sample] = []
-
-        async def score(sample: Sample) -> None:
-            await self.rewards.score(by_ordinal[sample.ordinal], sample)
-            scored(sample)
-
-        async with asyncio.TaskGroup() as group:
-            scoring: list[asyncio.Task[None]] = []
-            with self._phase("gen", step, "generation"):
-                asked = [by_ordinal[int(request.id.partition(".")[0])] for request in requests]
-                outside = functools.partial(self.observer.span, "tools", track="tools", step=step)
-                async for completion in self.agents.generate(self.rollouts, requests, asked, outside):
-                    sample = make_sample(completion)
-                    samples.append(sample)
-                    scoring.append(group.create_task(score(sample)))
-            with self._phase("reward", step):  # what it still takes after the last token
-                await asyncio.gather(*scoring)
-        return samples
+            await self.load_weights(weights, step)
+        return await self.generation.fill(step, prompts, self.prompts, self._seconds[step])
 
     # Training
 
@@ -220,8 +194,10 @@ class Run:
         batch = generated.batch
         metrics = self._metrics[step]
         metrics |= generated.metrics
+        if failures := int(generated.metrics.get("reward/failures", 0)):
+            self.observer.fault("rewards_failed", f"step {step}: {failures} samples have no reward, and count as 0")
         metrics["training/global_step"] = step
-        metrics["training/staleness"] = self._staleness(step, batch)
+        metrics |= self._staleness(step, generated.samples)
         if self.config.algorithm.rollout_correction.bypass_mode:
             batch.old_log_probs = batch.rollout_log_probs
         else:
@@ -244,8 +220,9 @@ class Run:
         )
         metrics |= await self._update(step, self.estimation.to_learn_from(batch, step))
         self._count_skips(step, metrics)
-        with self._phase("stage_weights", step, "weight_sync"):
-            await self._stage(step)
+        if self._stages_at(step):
+            with self._phase("stage_weights", step, "weight_sync"):
+                await self._stage(step)
         await asyncio.to_thread(self.observer.rollout, step, batch, generated.samples)
         self.prompts.update(batch.prompts, generated.samples)
         self._trained = batch
@@ -285,28 +262,83 @@ class Run:
                     f"rewards and log-probs in the run's samples; the weights are those of the last good step."
                 )
 
-    def _staleness(self, step: int, batch: Batch) -> float:
-        """The largest number of updates between the weights that wrote a token and those that it now trains."""
-        versions = batch.versions[batch.response_mask > 0]
-        written_after = self._step_of_version[int(versions.min())] if versions.size else step - 1
-        return float(step - 1 - written_after)
+    def _staleness(self, step: int, samples: Sequence[Sample]) -> dict[str, float]:
+        """How many updates lie between the weights that wrote a sample's oldest token and those that it now trains.
+
+        Raises StalenessError past the mode's limit: the order of events has to rule that out.
+        """
+        written = [sample.versions[sample.mask > 0] for sample in samples]
+        oldest = [int(versions.min()) for versions in written if len(versions)]
+        ages = [step - 1 - self._step_of_version.get(version, -1) for version in oldest] or [0]
+        limit = sizes.staleness(self.config)
+        if not 0 <= min(ages) <= max(ages) <= limit:
+            raise StalenessError(
+                f"step {step}: samples are {min(ages)} to {max(ages)} updates old (weight versions "
+                f"{min(oldest)} to {max(oldest)}), and trainer.mode={self.config.trainer.mode} allows 0 to {limit}"
+            )
+        return {"training/staleness": float(max(ages)), "training/staleness_mean": sum(ages) / len(ages)}
 
     # Weights
 
+    def _stages_at(self, step: int) -> bool:
+        """Whether the weights of this step are for the rollouts: all of them, but in asynchronous mode.
+
+        There it is every `trigger_parameter_sync_step`-th, unless the rollouts have not come to load those before: the
+        stores keep two versions, and a replica that is replaced needs the one that the others run.
+        """
+        if self.config.trainer.mode != "async" or self.validates_at(step):
+            return True
+        on_time = step % self.config.async_training.trigger_parameter_sync_step == 0
+        return on_time and self.staged is not None and self.runs(self.staged)
+
     async def _stage(self, step: int) -> WeightManifest:
-        self._staged = await self.trainer.stage_weights()
-        self._step_of_version[self._staged.version] = step  # a step may leave the weights as they were
+        self.staged = await self.trainer.stage_weights()
+        self._step_of_version[self.staged.version] = step  # a step may leave the weights as they were
         for version in sorted(self._step_of_version)[:-VERSIONS_REMEMBERED]:
             del self._step_of_version[version]
-        return self._staged
+        return self.staged
 
     async def sync_weights(self) -> None:
         """Bring every replica to the newest weights; free when it runs them already."""
-        manifest = self._staged or await self._stage(self.step)  # nothing staged yet: a fresh start, or a resume
-        await self._load(manifest, self.step + 1)
+        manifest = self.staged or await self._stage(self.step)  # nothing staged yet: a fresh start, or a resume
+        await self.load_weights(manifest, self.step + 1)
 
-    async def _load(self, manifest: WeightManifest, step: int) -> None:
-        if manifest.version != self._loaded_version:
+    def runs(self, manifest: WeightManifest) -> bool:
+        """Whether the rollouts run these weights."""
+        return manifest.version == self._loaded_version
+
+    @property
+    def rollouts_after(self) -> int:
+        """The step that made the weights which the rollouts run."""
+        assert self._loaded_version is not None
+        return self._step_of_version[self._loaded_version]
+
+    async def check_contract(self) -> None:
+        """Compare the engine's log-probs with the trainer's, whose weights it runs. Raises ContractMismatch."""
+        if self.contract is None:
+            return
+        prompts, rollout = self.contract.prompts, self.config.actor_rollout_ref.rollout
+        with self.observer.span("contract", track="weight_sync", step=self.step):
+            sampling, completions = await self.generation.probe(prompts)
+            check_completions(completions, sampling, self.contract.end_ids)
+            samples = ordered(prompts, [make_sample(completion) for completion in completions])
+            for sample in samples:
+                sample.reward = 0.0
+            batch = make_batch(prompts, samples, rollout.response_length)
+            expected = await self.trainer.log_probs(batch)
+            at_one = expected if rollout.temperature == 1 else await self.trainer.log_probs(batch, temperature=1.0)
+        sampled = batch.response_mask > 0
+        check_log_probs(
+            batch.rollout_log_probs[sampled],
+            expected[sampled],
+            at_one=at_one[sampled],
+            temperature=rollout.temperature,
+            contract=self.contract,
+        )
+
+    async def load_weights(self, manifest: WeightManifest, step: int) -> None:
+        """Bring every replica to `manifest`'s weights, in the time of `step`."""
+        if not self.runs(manifest):
             with self._phase("update_weights", step, "weight_sync"):
                 await self.rollouts.load_weights(manifest)
             self._loaded_version = manifest.version
@@ -320,19 +352,9 @@ class Run:
 
     async def validate(self, step: int) -> None:
         """Score the weights that the replicas run on the validation prompts."""
-        rollout = self.config.actor_rollout_ref.rollout
-        kwargs = rollout.val_kwargs
-        sampling = SamplingParams(
-            max_new_tokens=rollout.response_length,
-            temperature=kwargs.temperature if kwargs.do_sample else 0.0,
-            top_k=kwargs.top_k,
-            top_p=kwargs.top_p,
-            ignore_eos=rollout.ignore_eos,
-        )
         prompts = self.validation_prompts
-        requests = make_requests(prompts, kwargs.n, sampling, seed=rollout.seed, purpose=VALIDATION)
         with self._phase("testing", step, "validation"):
-            samples = ordered(prompts, await self._sample(VALIDATION_STEP, prompts, requests))
+            samples = ordered(prompts, await self.generation.answer(prompts))
         by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
         asked = [by_ordinal[sample.ordinal] for sample in samples]
         rewards = self.rewards.batch_report(f"validation at step {step}")
@@ -344,22 +366,26 @@ class Run:
 
     # Checkpoints
 
-    async def checkpoint(self, step: int, pending: asyncio.Future[Generated] | None = None) -> None:
-        """Start a checkpoint of everything up to `step`; it commits once the state and the pending batch have landed.
+    async def checkpoint(self, step: int, pending: asyncio.Future[Any] | None = None) -> None:
+        """Start a checkpoint of everything up to `step`; it commits once the state and what is pending have landed.
 
-        The prompt stream is saved as of the first prompt that is in neither a trained batch nor the pending one.
+        The prompt stream is saved as of now: the first prompt that is in neither a trained batch nor what is pending.
         """
-        if self._committing is not None:
-            await self._committing
-        folder = self.checkpoints.begin(step)
         controller = {
             "step": step,
+            "mode": self.config.trainer.mode,
+            "identity": self.identity,
             "prompts": self.prompts.state(),
             "estimation": self.estimation.state(),
             "step_of_version": dict(self._step_of_version),
             "pending": None,
         }
-        with self._phase("save_checkpoint", step, "checkpoint"):
+        if self._committing is not None:
+            await self._committing
+        self._saved_step = step
+        with self._writing(step):
+            folder = self.checkpoints.begin(step)
+        with self._phase("save_checkpoint", step, "checkpoint"), self._writing(step):
             await self.trainer.save(folder / "actor")
             if "hf_model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
                 await self.trainer.save_pretrained(folder / "huggingface")
@@ -371,22 +397,29 @@ class Run:
             pending = None
         self._committing = asyncio.create_task(self._commit(step, controller, pending), name=f"checkpoint {step}")
 
-    async def _commit(self, step: int, controller: dict[str, Any], pending: asyncio.Future[Generated] | None) -> None:
+    async def _commit(self, step: int, controller: dict[str, Any], pending: asyncio.Future[Any] | None) -> None:
         with self.observer.span("commit", track="checkpoint", step=step):
             if pending is not None:
-                drawing = not pending.done()  # then prompts may have been drawn after `controller` was made
-                generated = controller["pending"] = await pending
-                if drawing and generated.frontier is not None:
-                    controller["prompts"] = generated.frontier
-            await self.trainer.wait_until_saved()
-            if self.critic is not None:
-                await self.critic.wait_until_saved()
+                controller["pending"] = await pending
+                if isinstance(generated := controller["pending"], Generated) and generated.frontier is not None:
+                    controller["prompts"] = generated.frontier  # of a batch that draws as it goes
+            with self._writing(step):
+                await self.trainer.wait_until_saved()
+                if self.critic is not None:
+                    await self.critic.wait_until_saved()
             await asyncio.to_thread(self.checkpoints.commit, step, controller)
 
+    @contextlib.contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        """What goes wrong with the trainer's files names the checkpoint, and what is left of the others."""
+        try:
+            yield
+        except OSError as error:
+            raise self.checkpoints.failed(step, error) from error
+
     def restore(self, controller: dict[str, Any]) -> None:
-        """Take up the controller's part of a checkpoint; the trainer restores its own."""
+        """Take up the controller's part of a checkpoint; the trainer and the prompt stream restore their own."""
         self.step = controller["step"]
-        self.prompts.restore(controller["prompts"])
         self.estimation.restore(controller["estimation"])
         self._step_of_version = controller["step_of_version"]
         self._restored = controller["pending"]

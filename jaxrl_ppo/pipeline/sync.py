@@ -8,6 +8,7 @@ from jaxrl_ppo.pipeline.step import Run
 async def fit(run: Run) -> None:
     """Run every remaining step; verl's `main_ppo`."""
     await run.sync_weights()
+    await run.check_contract()
     await run.validate_before()
     for step in run.remaining_steps():
         batch = await run.start_generating(step)

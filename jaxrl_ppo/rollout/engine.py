@@ -40,7 +40,8 @@ class Completion:
 
     `log_probs` are of the sampled tokens, float32, after temperature and truncation (greedy: at temperature 1).
     `finish_reason` is "stop" (an end token was sampled) or "length". An agent loop's response of several turns also has
-    a `mask`, 0 where the environment wrote, and its `turns`; engines leave both out.
+    a `mask`, 0 where the environment wrote, and its `turns`; engines leave both out. `replica` is the router's to fill
+    in.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class Completion:
     finish_reason: str
     mask: np.ndarray | None = None  # float32
     turns: tuple[Turn, ...] = ()
+    replica: int = 0
 
 
 class RolloutEngine(Protocol):

@@ -36,14 +36,12 @@ class Limits:
     max_replacements: int = 3  # of one replica without a completion in between
 
 
-@dataclasses.dataclass(slots=True)
-class ReplicaCounters:
-    """What happened in one replica's place since the start."""
+OnFault = Callable[[str, str], None]  # gets a fault's name, as metrics have it, and what happened
 
-    requests: int = 0
-    tokens: int = 0
-    failures: int = 0
-    replacements: int = 0
+
+def log_fault(name: str, message: str) -> None:
+    """Where faults go when nobody else wants them."""
+    logger.warning("%s: %s", name, message)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -75,12 +73,14 @@ class Router:
         replace: Callable[[int], Awaitable[RolloutEngine]] | None = None,
         verify: Callable[[int, RolloutEngine, WeightManifest], Awaitable[None]] | None = None,
         limits: Limits | None = None,
+        on_fault: OnFault = log_fault,
         max_in_flight: int | None = None,
     ) -> None:
         self._replicas = list(replicas)
         self._replace = replace
         self._verify = verify
         self._limits = limits or Limits()
+        self._on_fault = on_fault
         self._dispatcher = Dispatcher(len(replicas), max_in_flight, self._limits.max_attempts)
         self._tickets: dict[int, tuple[_Call, Request]] = {}
         self._next_ticket = itertools.count()
@@ -89,7 +89,6 @@ class Router:
         self._failed_in_a_row = [0] * len(replicas)
         self._causes: dict[int, BaseException] = {}
         self._manifest: WeightManifest | None = None
-        self.counters = [ReplicaCounters() for _ in replicas]
 
     @property
     def loads(self) -> list[int]:
@@ -214,11 +213,10 @@ class Router:
             while True:
                 what = f"replica {index} to finish one of {len(pending)} requests ({some_of(pending)})"
                 completion = await within(anext(completions), self._limits.completion_s, what)
+                completion.replica = index
                 ticket = pending.pop(completion.request_id)
                 del self._tickets[ticket]
                 self._dispatcher.finished(ticket)
-                self.counters[index].requests += 1
-                self.counters[index].tokens += len(completion.token_ids)
                 self._failed_in_a_row[index] = 0
                 call.results.put_nowait(completion)
                 self._pump()
@@ -235,8 +233,7 @@ class Router:
         """Take a replica out, requeue its requests, start replacing it. A replica already taken out is ignored."""
         if index not in self.live or self._replicas[index] is not replica:
             return
-        logger.warning("replica %d failed with %d requests: %s", index, self.loads[index], describe(error))
-        self.counters[index].failures += 1
+        self._on_fault("replica_failed", f"replica {index} failed with {self.loads[index]} requests: {describe(error)}")
         self._causes[index] = error
         for ticket in self._dispatcher.failed(index):
             call, request = self._tickets.pop(ticket)
@@ -263,16 +260,18 @@ class Router:
                 replica = await within(replace(index), limits.replace_s, f"the replacement of replica {index}")
                 await self._catch_up(index, replica)
             except Exception as error:
-                logger.warning("replacement %d of replica %d failed: %s", attempt + 1, index, describe(error))
+                self._on_fault(
+                    "replacement_failed", f"replacement {attempt + 1} of replica {index} failed: {describe(error)}"
+                )
                 self._causes[index] = error
                 continue
-            self.counters[index].replacements += 1
+            self._on_fault("replica_replaced", f"replica {index} was replaced, and serves")
             self._replicas[index] = replica
             self._recovering.pop(index)
             self._dispatcher.joined(index)
             self._pump()
             return
-        logger.error("replica %d is given up after %d replacements", index, limits.max_replacements)
+        self._on_fault("replica_given_up", f"replica {index} is given up after {limits.max_replacements} replacements")
         self._recovering.pop(index)
         self._fail_stranded()
 

@@ -36,7 +36,6 @@ MISSING = (
     Missing("actor_rollout_ref.model.override_config", "changes to config.json", only=({},)),
     Missing("actor_rollout_ref.model.external_lib", "external libraries", only=(None,)),
     Missing(f"{_ROLLOUT}.multi_turn.interaction_config_path", "simulated users", only=(None,)),
-    Missing(f"{_ROLLOUT}.over_sample_rate", "over-sampling", only=(None, 0)),
     Missing(f"{_ROLLOUT}.skip_rollout", "skipping rollouts", only=(None, False)),
     Missing(f"{_ROLLOUT}.quantization", "quantised rollouts", only=(None,)),
     Missing(f"{_ROLLOUT}.quantization_config_file", "quantised rollouts", only=(None,)),

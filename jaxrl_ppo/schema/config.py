@@ -48,13 +48,14 @@ from jaxrl_ppo.schema.rollout import (
     RolloutPoolConfig,
     ValKwargsConfig,
 )
-from jaxrl_ppo.schema.trainer import DeadlinesConfig, RayConfig, RayInitConfig, TrainerConfig
+from jaxrl_ppo.schema.trainer import AsyncTrainingConfig, DeadlinesConfig, RayConfig, RayInitConfig, TrainerConfig
 
 __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AgentConfig",
     "AlgorithmConfig",
+    "AsyncTrainingConfig",
     "CheckpointConfig",
     "CheckpointEngineConfig",
     "Config",
@@ -116,4 +117,5 @@ class Config:
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     rollout: RolloutPoolConfig = section(RolloutPoolConfig)
+    async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)
     ray_kwargs: RayConfig = section(RayConfig)

@@ -116,6 +116,10 @@ def _no_tools(config: Config) -> bool:
     return not config.actor_rollout_ref.rollout.multi_turn.enable
 
 
+def _not_async(config: Config) -> bool:
+    return config.trainer.mode != "async"
+
+
 # Keys of the schema that do nothing under some settings: key → (when, why).
 CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
     f"{ACTOR}.strategy": (lambda _: True, "every strategy means the mesh"),
@@ -175,6 +179,9 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
         "validation prompts go to the engines all at once",
     ),
     "trainer.balance_batch": (lambda config: not config.trainer.balance_batch, "rows are always balanced"),
+    "async_training.max_staleness": (_not_async, "only trainer.mode=async runs ahead"),
+    "async_training.trigger_parameter_sync_step": (_not_async, "only trainer.mode=async runs ahead"),
+    "async_training.partial_rollout": (_not_async, "only trainer.mode=async runs ahead"),
     f"{ROLLOUT}.enforce_eager": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.enable_chunked_prefill": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.engine_kwargs.vllm": (_jax_engine, "the jax engine has no such setting"),

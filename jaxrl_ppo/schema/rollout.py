@@ -74,6 +74,9 @@ class RolloutConfig:
     top_p: float = key(1.0, "Sample among the likeliest tokens that make up this probability.", gt=0, le=1)
     do_sample: bool = key(True, "false is greedy.")
     n: int = key(1, "Responses per prompt.", ge=1)
+    over_sample_rate: float = key(
+        0.0, "Prompts under way beyond one batch, as a share of it; the first to finish make the batch.", ge=0
+    )
     seed: int = key(42, "Seed of sampling; with prompt and response index it decides a response.", ge=0)
     prompt_length: int = key(512, "Prompt tokens at most.", ge=1)
     response_length: int = key(512, "Response tokens at most.", ge=1)
@@ -97,6 +100,11 @@ class RolloutConfig:
         "Log-probs are taken after temperature and truncation, as training needs them.",
         choices=("processed_logprobs",),
     )
+    log_prob_tolerance: float | None = key(
+        None,
+        "Nats per token by which engine and trainer may differ on a probe; null: what their data types explain.",
+        gt=0,
+    )
     load_format: str = key(
         "dummy",
         "What an engine starts with; dummy waits for the trainer's weights.",
@@ -107,6 +115,7 @@ class RolloutConfig:
     nnodes: int = key(1, "Rollout nodes.", ge=0)
     n_gpus_per_node: int = key(8, "Rollout devices per node.", ge=0)
     device: str | None = key(None, "Kind of the rollout devices; null: trainer.device.", choices=DEVICES)
+    node_resource: str | None = key(None, "A Ray resource that only the rollout nodes have.")
     cpu_affinity: list[list[int]] | None = key(None, "CPU cores of each replica; null: no pinning.", ge=0)
     val_kwargs: ValKwargsConfig = section(ValKwargsConfig)
     multi_turn: MultiTurnConfig = section(MultiTurnConfig)

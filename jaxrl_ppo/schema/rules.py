@@ -225,8 +225,8 @@ def modes(config: Config) -> Iterator[Fault]:
     """Settings that contradict the pipeline, validation or resume mode."""
     trainer = config.trainer
     key = "actor_rollout_ref.hybrid_engine"
-    if trainer.mode == "one_step_off" and config.actor_rollout_ref.hybrid_engine:
-        text = "trainer.mode=one_step_off generates while it trains, so the two need devices of their own"
+    if trainer.mode != "sync" and config.actor_rollout_ref.hybrid_engine:
+        text = f"trainer.mode={trainer.mode} generates while it trains, so the two need devices of their own"
         yield Fault((key, "trainer.mode"), f"{key}=true: {text}.")
     if not config.data.val_files and (trainer.val_only or trainer.test_freq > 0):
         asks = "trainer.val_only=true" if trainer.val_only else f"trainer.test_freq={trainer.test_freq}"
@@ -279,6 +279,31 @@ def rewards(config: Config) -> Iterator[Fault]:
         yield Fault(keys, f"{keys[1]}=batch takes one function, of lists; use naive or dapo with {key}.")
 
 
+def asynchronous(config: Config) -> Iterator[Fault]:
+    """The staleness limit leaves room for what is asked to run ahead."""
+    settings, rate = config.async_training, config.actor_rollout_ref.rollout.over_sample_rate
+    keys = (f"{ROLLOUT}.over_sample_rate", "async_training.max_staleness")
+    if config.trainer.mode != "async":
+        if rate:
+            text = "starts prompts of later batches, which only trainer.mode=async does"
+            yield Fault((keys[0], "trainer.mode"), f"{keys[0]}={rate:g} {text}.")
+        return
+    if config.algorithm.filter_groups.enable:
+        key = "algorithm.filter_groups.enable"
+        yield Fault((key, "trainer.mode"), f"{key}=true: not available with trainer.mode=async; use one_step_off.")
+    if rate > settings.max_staleness:
+        text = (
+            f"starts prompts that {keys[1]}={settings.max_staleness} forbids to train so late; the limit itself is the"
+        )
+        yield Fault(keys, f"{keys[0]}={rate:g} {text} largest rate.")
+    if settings.trigger_parameter_sync_step > settings.max_staleness + 1:
+        trigger = "async_training.trigger_parameter_sync_step"
+        text = f"leaves the rollouts on weights older than {keys[1]}={settings.max_staleness} allows; at most"
+        yield Fault(
+            (trigger, keys[1]), f"{trigger}={settings.trigger_parameter_sync_step} {text} {settings.max_staleness + 1}."
+        )
+
+
 def users_code(config: Config) -> Iterator[Fault]:
     """A file and a name in it are given together."""
     pairs = (
@@ -322,5 +347,6 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     modes,
     data_files,
     rewards,
+    asynchronous,
     users_code,
 )

@@ -102,5 +102,5 @@ def log_prob_tokens(config: Config) -> int | None:
 
 
 def staleness(config: Config) -> int:
-    """How many steps' updates lie between the weights that generate a batch and those it trains."""
-    return {"sync": 0, "one_step_off": 1}[config.trainer.mode]
+    """How many steps' updates lie, at most, between the weights that generate a sample and those it trains."""
+    return {"sync": 0, "one_step_off": 1, "async": config.async_training.max_staleness}[config.trainer.mode]

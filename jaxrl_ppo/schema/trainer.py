@@ -27,7 +27,11 @@ class DeadlinesConfig:
 class TrainerConfig:
     """`trainer`: how long, how often, where, on what."""
 
-    mode: str = key("sync", "Pipeline: generate and train in turn, or overlapped.", choices=("sync", "one_step_off"))
+    mode: str = key(
+        "sync",
+        "Pipeline: generate and train in turn, overlapped by one batch, or all the time.",
+        choices=("sync", "one_step_off", "async"),
+    )
     total_epochs: int = key(30, "Passes over the training rows.", ge=1)
     total_training_steps: int | None = key(None, "Steps; null: as many as total_epochs make.", ge=1)
     project_name: str = key("jaxrl_ppo", "Project, for trackers and the default folder.")
@@ -39,6 +43,9 @@ class TrainerConfig:
     nnodes: int = key(1, "Trainer nodes.", ge=1)
     n_gpus_per_node: int = key(8, "Trainer devices per node, of whatever kind.", ge=1)
     device: str = key("auto", "Kind of the trainer's devices; auto looks at the machine.", choices=DEVICES)
+    node_resource: str | None = key(
+        None, "A Ray resource that only the trainer's nodes have, e.g. the name of their TPU slice."
+    )
     cpu_affinity: list[int] | None = key(None, "CPU cores of the trainer processes; null: no pinning.", ge=0)
     save_freq: int = key(-1, "Steps between checkpoints; -1: only none.", ge=1, or_minus_one=True)
     test_freq: int = key(-1, "Steps between validations; -1: none between.", ge=1, or_minus_one=True)
@@ -61,6 +68,15 @@ class TrainerConfig:
     )
     dry_run: bool = key(False, "Check the configuration and the files it names, print the table and stop.")
     deadlines: DeadlinesConfig = section(DeadlinesConfig)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class AsyncTrainingConfig:
+    """`async_training`: how far generation runs ahead in trainer.mode=async."""
+
+    max_staleness: int = key(1, "Updates that a sample's oldest token may be behind when it trains.", ge=0, le=32)
+    trigger_parameter_sync_step: int = key(1, "Steps between two weight updates of the rollouts.", ge=1)
+    partial_rollout: bool = key(True, "Load weights under running requests; false: once nothing runs.")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

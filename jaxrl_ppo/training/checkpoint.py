@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ MODEL, OPTIMIZER, EXTRA = "model", "optimizer", "extra"  # as in actor.checkpoin
 
 class StateError(RuntimeError):
     """A folder that does not hold a complete trainer state, or holds another model's."""
+
+
+class SaveError(OSError):
+    """A trainer state that could not be written."""
 
 
 class StateStore:
@@ -36,13 +42,15 @@ class StateStore:
             name: ocp.args.JsonSave(part) if name == EXTRA else ocp.args.StandardSave(part)
             for name, part in parts.items()
         }
-        self._checkpointer.save(Path(folder).absolute(), ocp.args.Composite(**items), force=True)
+        with _writing():
+            self._checkpointer.save(Path(folder).absolute(), ocp.args.Composite(**items), force=True)
         if not self.asynchronous:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the last save is complete; raises what went wrong with it."""
-        self._checkpointer.wait_until_finished()
+        """Return when the last save is complete. Raises SaveError when it could not be written."""
+        with _writing():
+            self._checkpointer.wait_until_finished()
 
     def restore(self, folder: str | Path, parts: dict[str, Any]) -> dict[str, Any]:
         """Read the named parts. Trees are given as trees of ShapeDtypeStruct with the shardings to read onto.
@@ -66,6 +74,15 @@ class StateStore:
     def close(self) -> None:
         """Wait for the last save and end the background threads."""
         self._checkpointer.close()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Storage errors as one kind, whether Python or tensorstore met them. Their text is cut: it lists every array."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SaveError(f"{type(error).__name__}: {str(error)[:500]}") from error
 
 
 def abstract(tree: Tree, shardings: Tree) -> Tree:

@@ -68,12 +68,13 @@ class PolicyTrainer(ModelTrainer):
         self._update_limits = update_limits(config, model, self.programs.layout)
         self._log_prob_limits = log_prob_limits(config, model, self.programs.layout)
 
-    def log_probs(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the responses under the current weights and the sampling temperature: float32 [B, T].
+    def log_probs(self, batch: Batch, temperature: float | None = None) -> np.ndarray:
+        """Log-probs of the responses under the current weights, at the sampling temperature if None: float32 [B, T].
 
         0 outside the mask. Raises PackingError when a sample exceeds ref.log_prob_max_token_len_per_gpu.
         """
-        return self._log_probs(self.params, batch, self.temperature)
+        at = self.temperature if temperature is None else np.float32(temperature)
+        return self._log_probs(self.params, batch, at)
 
     def ref_log_probs(self, batch: Batch) -> np.ndarray:
         """The same under the reference policy's weights: with LoRA, this model's own without the adapter.

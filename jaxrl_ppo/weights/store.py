@@ -81,7 +81,7 @@ class WeightStore:
         _delete_abandoned(self.root)
         for folder in self.root.glob("writing-*"):
             shutil.rmtree(folder)
-        self._commits = max((_commit_number(folder) for folder in self._committed()), default=0)
+        self._commits = max((commit_number(folder) for folder in self._committed()), default=0)
 
     def begin(self, version: int) -> None:
         """Start writing `version` (number of actor optimizer steps). An unfinished earlier write is dropped."""
@@ -122,8 +122,12 @@ class WeightStore:
         self._records |= records
         self._files += 1
 
-    def commit(self, version: int) -> WeightManifest:
-        """Make `version` the latest, visible at once and whole, and delete all but the newest two."""
+    def commit(self, version: int, number: int | None = None) -> WeightManifest:
+        """Make `version` the latest, visible at once and whole, and delete all but the newest two.
+
+        `number` orders commits and names the folder; several stores that are given one have it under one path. It must
+        be larger than those before; None counts on.
+        """
         folder = self._folder_of(version)
         if not self._records:
             raise WeightError(f"weights of version {version}: committed without a single tensor")
@@ -135,7 +139,7 @@ class WeightStore:
             self._abandon()
             raise StoreFullError(f"{self.root}: could not write the manifest of version {version} ({error})") from error
         # Commits are numbered because versions need not grow: a run that resumes from an older checkpoint goes back.
-        self._commits += 1
+        self._commits = self._commits + 1 if number is None else number
         final = self.root / f"{self._commits:08d}-version-{version}"
         folder.rename(final)
         self._writing = None
@@ -166,7 +170,7 @@ class WeightStore:
             self._writing = None
 
     def _committed(self) -> list[Path]:
-        return sorted(self.root.glob("*-version-*"), key=_commit_number)
+        return sorted(self.root.glob("*-version-*"), key=commit_number)
 
 
 _ALLOWED = " or ".join(DTYPES.values())
@@ -177,8 +181,9 @@ def crc32(array: np.ndarray) -> int:
     return zlib.crc32(array.reshape(-1).view(np.uint8).data)
 
 
-def _commit_number(folder: Path) -> int:
-    return int(folder.name.split("-", 1)[0])
+def commit_number(folder: str | Path) -> int:
+    """The number in a committed version's folder name."""
+    return int(Path(folder).name.split("-", 1)[0])
 
 
 def _try_lock(folder: Path) -> int | None:

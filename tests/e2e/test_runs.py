@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from jaxrl_ppo import export
 from jaxrl_ppo.observability.timeline import generation_overlap, read_spans
 
 STEPS = 4
@@ -65,37 +68,77 @@ def test_vllm_replicas_train_too(command):
     assert metrics[1]["rollout_corr/log_ppl_abs_diff"] < 1e-4  # the first batch is not stale
 
 
-@pytest.mark.parametrize("mode", ["sync", "one_step_off"])
-def test_killed_and_started_again_it_goes_on_exactly(command, mode, tmp_path):
-    settings = (
-        f"trainer.mode={mode}",
-        "trainer.total_training_steps=5",
-        "trainer.save_freq=1",
-        "trainer.test_freq=-1",
-        "trainer.val_before_train=false",
-        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
-    )
-    command.run(*settings)
-    whole = load_file(command.folder / "global_step_5" / "huggingface" / "model.safetensors")
+RESUMED = (
+    "trainer.total_training_steps=5",
+    "trainer.save_freq=1",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+)
+DRAINED = ("trainer.mode=async", "async_training.max_staleness=1", "async_training.partial_rollout=false")
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "interrupted"),
+    [
+        ("sync", ("trainer.mode=sync",)),
+        ("one_step_off", ("trainer.mode=one_step_off",)),
+        ("one_step_off", DRAINED),  # which is the same, step for step
+    ],
+)
+def test_killed_and_started_again_it_goes_on_exactly(command, mode, interrupted, tmp_path):
+    command.run(f"trainer.mode={mode}", *RESUMED)
+    whole = weights(command.folder / "global_step_5" / "huggingface")
     ordinals = command.ordinals()
 
     command.folder = tmp_path / "killed"
+    settings = (*interrupted, *RESUMED)
     process = command.start(*settings)
-    marker = command.folder / "global_step_2" / "COMMITTED"
-    deadline = time.time() + 300
-    while not marker.exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.time() < deadline
-        time.sleep(0.05)
+    wait_for(command.folder / "global_step_2" / "COMMITTED", process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
     output = command.run(*settings)
     assert "going on after step" in output
     assert command.ordinals() == ordinals
-    again = load_file(command.folder / "global_step_5" / "huggingface" / "model.safetensors")
-    assert all(np.array_equal(whole[name].view(np.uint8), again[name].view(np.uint8)) for name in whole)
+    assert weights(command.folder / "global_step_5" / "huggingface") == whole
+
+
+def test_told_to_stop_it_saves_and_what_is_complete_is_exported(command, tmp_path):
+    settings = ("trainer.mode=one_step_off", *RESUMED, "trainer.save_freq=3")
+    process = command.start(*settings)
+    wait_for(command.folder / "samples" / "rollout_000001.jsonl", process)
+    process.terminate()  # as a scheduler does before it takes the machine away
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 143, output
+    assert "stopped after step" in output
+    assert (command.folder / "latest_checkpointed_iteration.txt").read_text() in ("1", "2", "3")
+
+    refused = command.run(*settings, "actor_rollout_ref.model.custom_chat_template='{{messages}}'", code=1)
+    assert "chat template was" in refused
+    refused = command.run(*settings, "trainer.mode=sync", code=1)
+    assert "trainer.mode=one_step_off had generated ahead" in refused
+    assert "going on after step" in command.run(*settings)
     assert "nothing to do" in command.run(*settings)
+
+    last = command.folder / "global_step_5"
+    export.main([str(last), str(tmp_path / "exported")])
+    assert weights(tmp_path / "exported") == weights(last / "huggingface")
+    with pytest.raises(SystemExit, match="no committed checkpoint"):
+        export.main([str(command.folder), str(tmp_path / "other")])
+
+
+def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
+    """Until `file` is there, or the process has ended without it."""
+    deadline = time.time() + 300
+    while not file.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.time() < deadline
+        time.sleep(0.05)
 
 
 def test_two_processes_with_two_devices_train_as_one_with_one(command, tmp_path):

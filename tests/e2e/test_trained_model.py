@@ -37,6 +37,7 @@ def trained(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trainer.logger=[console]",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
         "actor_rollout_ref.actor.optim.lr=1e-4",
+        "actor_rollout_ref.rollout.dtype=bfloat16",  # which the export takes over
     ]
     done = subprocess.run([*command, *settings], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

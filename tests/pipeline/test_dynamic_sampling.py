@@ -138,6 +138,7 @@ async def test_remax_generates_a_greedy_response_with_the_batch(tmp_path, mode):
     run, _, observer = make_run(tmp_path, 2)
     run.config.algorithm.adv_estimator = "remax"
     run.estimation = type(run.estimation)(run.config)
+    run.generation.greedy = run.estimation.needs("greedy_scores")
     asked, generate = [], run.rollouts.generate
 
     def watch(requests):

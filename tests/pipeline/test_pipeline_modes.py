@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_ppo.pipeline import one_step_off, sync
-from jaxrl_ppo.pipeline.checkpoints import Checkpoints
+from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rollout.agent_loop import AgentLoops, SingleTurnLoop
 from jaxrl_ppo.rollout.conversation import ChatFormat
@@ -139,6 +139,9 @@ class Observer:
     def span(self, name, *, track, step, **args):
         return contextlib.nullcontext()
 
+    def event(self, name, start, end, *, track, step):
+        pass
+
     def step(self, step, metrics):
         assert step not in self.steps
         self.steps[step] = dict(metrics)
@@ -148,6 +151,9 @@ class Observer:
 
     def rollout(self, step, batch, samples):
         self.ordinals[step] = [sample.ordinal for sample in samples]
+
+    def fault(self, name, message):
+        raise AssertionError(message)
 
     def warn(self, message):
         raise AssertionError(message)
@@ -183,11 +189,14 @@ def make_run(root: Path, steps: int, **settings: int) -> tuple[Run, World, Obser
         devices=1,
         checkpoints=Checkpoints(root, keep=None),
         observer=observer,
+        identity={},
+        contract=None,
     )
     return run, world, observer
 
 
 async def finish(mode: str, run: Run) -> None:
+    run.config.trainer.mode = mode
     await MODES[mode](run)
     await run.close()
 
@@ -256,6 +265,7 @@ async def test_resume_is_exact(tmp_path, mode, cut):
     assert folder == root / f"global_step_{cut}"
     second, _, seen_again = make_run(root, 6, save_freq=1)
     second.trainer.restore(folder / "actor")
+    second.prompts.restore(Checkpoints.load(folder)["prompts"])
     second.restore(Checkpoints.load(folder))
     await finish(mode, second)
     assert seen_again.ordinals == {step: seen.ordinals[step] for step in range(cut + 1, 7)}
@@ -264,6 +274,45 @@ async def test_resume_is_exact(tmp_path, mode, cut):
     for step, metrics in seen_again.steps.items():
         same = {k: v for k, v in metrics.items() if not k.startswith(drop)}
         assert same == {k: v for k, v in seen.steps[step].items() if not k.startswith(drop)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_stop_ends_after_the_step_with_a_checkpoint(tmp_path, mode):
+    run, world, _ = make_run(tmp_path, 6)
+    update = run.trainer.update_actor
+
+    async def asked_to_stop(batch):
+        if run.trainer.version == 2:
+            run.stop()
+        return await update(batch)
+
+    run.trainer.update_actor = asked_to_stop
+    await finish(mode, run)
+    assert run.step == 3
+    folder = run.checkpoints.to_resume("auto", None)
+    assert folder == tmp_path / "global_step_3"
+    assert (Checkpoints.load(folder)["pending"] is None) == (mode == "sync")
+
+    again, world, _ = make_run(tmp_path / "other", 6)
+    again.stop()  # before the first step there is nothing to save
+    await finish(mode, again)
+    assert (again.step, again.checkpoints.newest()) == (0, None)
+    assert "update begins" not in [event[0] for event in world.log]
+
+
+async def test_a_checkpoint_that_fails_ends_the_run_at_the_next_step(tmp_path):
+    run, _, observer = make_run(tmp_path, 9, save_freq=3)
+    wait = run.trainer.wait_until_saved
+
+    async def full():
+        await wait()
+        if run.step >= 5:
+            raise OSError("No space left on device")
+
+    run.trainer.wait_until_saved = full
+    with pytest.raises(CheckpointError, match=r"step 6 .*No space left.*the checkpoint of step 3 is untouched"):
+        await finish("sync", run)
+    assert 6 <= max(observer.steps) < 9
 
 
 async def test_a_failed_reward_call_ends_the_run_with_its_cause(tmp_path):

@@ -92,7 +92,7 @@ async def test_requests_submitted_at_once_are_split_evenly_in_neighbouring_runs(
     assert sorted(done) == [f"r{number}" for number in range(7)]
     assert all(completion.token_ids[0] == int(id[1:]) for id, completion in done.items())
     assert router.loads == [0, 0, 0]
-    assert [(c.requests, c.tokens) for c in router.counters] == [(3, 9), (2, 6), (2, 6)]
+    assert [done[f"r{number}"].replica for number in range(7)] == [0, 0, 0, 1, 1, 2, 2]
 
 
 async def test_later_requests_go_to_the_least_loaded():
@@ -135,13 +135,15 @@ async def test_completions_are_yielded_before_the_others_finish():
 @pytest.mark.parametrize("then", [DIE, END, KeyError("engine bug")])
 async def test_unfinished_requests_of_a_failed_replica_run_elsewhere_once(then):
     bad, good = FakeReplica(good=1, then=then), FakeReplica()
-    router = Router([bad, good])
+    faults = []
+    router = Router([bad, good], on_fault=lambda *fault: faults.append(fault))
     done = await collect(router, requests(6))
     assert sorted(done) == [f"r{number}" for number in range(6)]
     assert bad.seen == [["r0", "r1", "r2"]]
     assert good.seen == [["r3", "r4", "r5"], ["r1", "r2"]]
     assert router.live == [1]
-    assert router.counters[0].failures == 1
+    assert [name for name, _ in faults] == ["replica_failed"]
+    assert "replica 0 failed with 2 requests" in faults[0][1]
     await collect(router, requests(3))
     assert len(good.seen) == 3
 
@@ -164,11 +166,12 @@ async def test_a_failed_replica_is_replaced_with_current_weights_before_it_serve
         asked.append(index)
         return fresh
 
-    router = Router([dead], replace=replace)
+    faults = []
+    router = Router([dead], replace=replace, on_fault=lambda name, message: faults.append(name))
     await router.load_weights(manifest(4))
     done = await collect(router, requests(3))
     assert (asked, fresh.loaded, len(done)) == ([0], [4], 3)
-    assert (router.live, router.counters[0].replacements) == ([0], 1)
+    assert (router.live, faults) == ([0], ["replica_failed", "replica_replaced"])
 
 
 async def test_a_replacement_that_joins_during_a_sync_ends_on_the_newer_version():
@@ -230,9 +233,15 @@ async def test_replacements_in_a_row_are_counted_anew_after_a_completion():
         return FakeReplica(good=1, then=DIE)
 
     limits = Limits(backoff_s=0.0, max_attempts=100, max_replacements=1)
-    router = Router([FakeReplica(good=1, then=DIE)], replace=replace, limits=limits)
+    faults = []
+    router = Router(
+        [FakeReplica(good=1, then=DIE)],
+        replace=replace,
+        limits=limits,
+        on_fault=lambda name, message: faults.append(name),
+    )
     assert len(await collect(router, requests(5))) == 5
-    assert router.counters[0].replacements == 4
+    assert faults.count("replica_replaced") == 4
 
 
 async def test_a_bad_request_fails_its_call_only():

@@ -106,6 +106,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
             "trainer.mode=one_step_off",
             "actor_rollout_ref.hybrid_engine=true: trainer.mode=one_step_off generates while",
         ),
+        (f"{ROLLOUT}.over_sample_rate=1", "starts prompts of later batches, which only trainer.mode=async does."),
         ("trainer.resume_mode=resume_path", "needs trainer.resume_from_path"),
         ("trainer.resume_from_path=x", "is not used with trainer.resume_mode=auto"),
         ("data.sampler.class_name=A", "data.sampler.class_name is given without data.sampler.class_path."),
@@ -115,6 +116,14 @@ ROLLOUT = "actor_rollout_ref.rollout"
 def test_fault(faults: Callable[..., list[str]], override: str, message: str) -> None:
     found = faults(override)
     assert any(message in text for text in found), found
+
+
+def test_running_ahead_of_the_staleness_limit(faults: Callable[..., list[str]]) -> None:
+    found = faults(
+        "async_training.trigger_parameter_sync_step=3", f"{ROLLOUT}.over_sample_rate=1.5", name="async_ppo_trainer"
+    )
+    assert any("over_sample_rate=1.5 starts prompts that async_training.max_staleness=1" in text for text in found)
+    assert any("trigger_parameter_sync_step=3 leaves the rollouts" in text and "at most 2." in text for text in found)
 
 
 def test_two_rules_of_a_pair(faults: Callable[..., list[str]]) -> None:

@@ -41,6 +41,16 @@ def test_one_step_off_differs_where_it_must() -> None:
     }
 
 
+def test_async_differs_from_one_step_off_where_it_must() -> None:
+    one_step_off, asynchronous = (
+        dict(flat(compose([], f"{name}_ppo_trainer")[0])) for name in ("one_step_off", "async")
+    )
+    assert {key: value for key, value in asynchronous.items() if one_step_off[key] != value} == {
+        "trainer.mode": "async",
+        "actor_rollout_ref.rollout.over_sample_rate": 1.0,
+    }
+
+
 def test_rollout_pool_of_one_step_off_is_copied(check: Callable[..., Checked]) -> None:
     config = check("rollout.nnodes=2", "rollout.n_gpus_per_node=4", name="one_step_off_ppo_trainer").config
     assert (config.actor_rollout_ref.rollout.nnodes, config.actor_rollout_ref.rollout.n_gpus_per_node) == (2, 4)

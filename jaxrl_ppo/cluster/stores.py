@@ -1,0 +1,97 @@
+"""The weight stores of the rollout nodes: an actor on each, started with its first replica, restarted if it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from jaxrl_ppo.cluster.rollout_worker import StoreWorker
+from jaxrl_ppo.rollout.deadline import within
+from jaxrl_ppo.weights.manifest import WeightManifest
+
+
+def store_root(run_folder: str) -> str:
+    """Where a rollout node keeps weights: shared memory, in a folder that belongs to the run folder alone.
+
+    A run that is started again finds, and clears, what a crashed one left behind.
+    """
+    digest = hashlib.sha256(str(Path(run_folder).absolute()).encode()).hexdigest()[:16]
+    return f"/dev/shm/jaxrl_ppo-{os.getuid()}-{digest}"
+
+
+class StoreLost(RuntimeError):
+    """A weight store died while it was given a version, which must be given again."""
+
+
+class WeightStores:
+    """Node → store. A store that dies is restarted by Ray, in the same folder; committed versions outlive it there."""
+
+    def __init__(self, run_folder: str, deadline_s: float):
+        self._root, self._deadline_s = store_root(run_folder), deadline_s
+        self._stores: dict[str, Any] = {}
+        self._newest: WeightManifest | None = None
+        self._commits = 0
+
+    @property
+    def by_node(self) -> dict[str, Any]:
+        """The stores that a version has to be put into now."""
+        return dict(self._stores)
+
+    async def add(self, node: str) -> None:
+        """Have a store on `node`; one that comes late gets the newest version from another."""
+        if node in self._stores:
+            return
+        store_class: Any = StoreWorker  # a Ray actor class, which no type checker sees
+        store = store_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            self._root
+        )
+        if self._newest is not None and self._stores:
+            await self._copy(node, store)
+        self._stores[node] = store
+
+    async def commit(self, version: int, stores: dict[str, Any]) -> WeightManifest:
+        """Make `version`, which was put into all of `stores`, the newest everywhere; the same path on every node.
+
+        Raises StoreLost when a store is gone.
+        """
+        # Larger than what a crashed run left in some node's store: folders are named after it, and sorted by it.
+        self._commits = number = max(self._commits + 1, int(time.time()))
+        commits = asyncio.gather(*(store.commit.remote(version, number) for store in stores.values()))
+        try:
+            manifests = await within(
+                commits, self._deadline_s, "the weight stores to commit (trainer.deadlines.weights_s)"
+            )
+        except ray.exceptions.RayActorError as error:
+            raise StoreLost(f"a weight store died before it committed version {version}: {error}") from error
+        self._newest = manifests[0]
+        for node in self._stores.keys() - stores.keys():  # came while the version was on its way
+            await self._copy(node, self._stores[node])
+        return manifests[0]
+
+    async def _copy(self, node: str, store: Any) -> None:
+        assert self._newest is not None
+        source = next(other for at, other in sorted(self._stores.items()) if at != node)
+        what = f"weight version {self._newest.version} to be copied to node {node} (trainer.deadlines.weights_s)"
+        await within(store.copy.remote(source, self._newest), self._deadline_s, what)
+
+    def forget_lost_nodes(self) -> list[str]:
+        """Let go of the stores whose node has left the cluster; returns those nodes."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        lost = [node for node in self._stores if node not in alive]
+        for node in lost:
+            del self._stores[node]
+        return lost
+
+    async def close(self) -> None:
+        """Give back the memory that the stores hold."""
+        closing = asyncio.gather(*(store.close.remote() for store in self._stores.values()))
+        with contextlib.suppress(ray.exceptions.RayActorError):  # its node is gone, and the memory with it
+            await within(closing, self._deadline_s, "the weight stores to close (trainer.deadlines.weights_s)")
