@@ -46,11 +46,12 @@ def export(checkpoint: Path, out: Path, *, model: str | None = None, dtype: str 
     from jax.sharding import SingleDeviceSharding
 
     from jaxrl_ppo.data.local import copy_to_local
-    from jaxrl_ppo.models.config import load_decoder_config
     from jaxrl_ppo.models.parameters import nest, parameter_specs
     from jaxrl_ppo.models.pretrained import save_pretrained
     from jaxrl_ppo.pipeline.checkpoints import MARKER
+    from jaxrl_ppo.schema.config import ModelPathConfig
     from jaxrl_ppo.training.checkpoint import MODEL, StateStore
+    from jaxrl_ppo.training.setup import policy_model
     from jaxrl_ppo.weights.export import export_buckets
 
     if not (checkpoint / MARKER).is_file():
@@ -62,7 +63,7 @@ def export(checkpoint: Path, out: Path, *, model: str | None = None, dtype: str 
         raise ExportError(f"{checkpoint.parent} has no config.yaml, which says where the model came from: give --model")
     source = copy_to_local(model or settings["model"]["path"])
     dtype = dtype or (settings["rollout"]["dtype"] if settings else "bfloat16")
-    config = load_decoder_config(source)
+    config = policy_model(ModelPathConfig(**(settings["model"] if settings else {})), source)  # with its LoRA, if any
     here = SingleDeviceSharding(jax.devices("cpu")[0])
     shapes = {
         name: jax.ShapeDtypeStruct(spec.shape, np.float32, sharding=here)
