@@ -12,6 +12,7 @@ import ray
 
 import jaxrl_ppo
 from device import auto_set_device
+from jaxrl_ppo.cluster.deaths import GONE, cause_of
 from jaxrl_ppo.cluster.pools import CPU_SHARE
 from jaxrl_ppo.cluster.task_runner import AsyncTaskRunner, OneStepTaskRunner, TaskRunner
 from jaxrl_ppo.observability.console import Console
@@ -97,9 +98,9 @@ def run_ppo(config: Config) -> None:
             ray.timeline(config.ray_kwargs.timeline_json_file)
     except ray.exceptions.RayTaskError as error:
         raise RunFailed(describe(error)) from error
-    except ray.exceptions.RayActorError as error:
+    except GONE as error:
         raise RunFailed(
-            f"the task runner died ({error}); the same command goes on after the last checkpoint"
+            f"the task runner died ({cause_of(error)}); the same command goes on after the last checkpoint"
         ) from error
     finally:
         ray.shutdown()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import device
+from jaxrl_ppo.cluster.deaths import GONE
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.rollout_worker import Replica
 from jaxrl_ppo.cluster.stores import WeightStores
@@ -57,7 +58,7 @@ class RolloutGroup:
         for attempt in range(1, START_ATTEMPTS):
             try:
                 return await self._start(index)
-            except ray.exceptions.RayActorError as error:
+            except GONE as error:
                 if isinstance(error, ray.exceptions.RayTaskError):
                     raise
                 self.on_fault("replica_failed", f"replica {index} died while it started: {describe(error)}")

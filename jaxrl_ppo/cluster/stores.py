@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from jaxrl_ppo.cluster.deaths import GONE, cause_of
 from jaxrl_ppo.cluster.rollout_worker import StoreWorker
 from jaxrl_ppo.rollout.deadline import within
 from jaxrl_ppo.weights.manifest import WeightManifest
@@ -69,8 +70,8 @@ class WeightStores:
             manifests = await within(
                 commits, self._deadline_s, "the weight stores to commit (trainer.deadlines.weights_s)"
             )
-        except ray.exceptions.RayActorError as error:
-            raise StoreLost(f"a weight store died before it committed version {version}: {error}") from error
+        except GONE as error:
+            raise StoreLost(f"a weight store died before it committed version {version}: {cause_of(error)}") from error
         self._newest = manifests[0]
         for node in self._stores.keys() - stores.keys():  # came while the version was on its way
             await self._copy(node, self._stores[node])
@@ -93,5 +94,5 @@ class WeightStores:
     async def close(self) -> None:
         """Give back the memory that the stores hold."""
         closing = asyncio.gather(*(store.close.remote() for store in self._stores.values()))
-        with contextlib.suppress(ray.exceptions.RayActorError):  # its node is gone, and the memory with it
+        with contextlib.suppress(*GONE):  # its node is gone, and the memory with it
             await within(closing, self._deadline_s, "the weight stores to close (trainer.deadlines.weights_s)")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import device
+from jaxrl_ppo.cluster.deaths import GONE, cause_of
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.stores import StoreLost
 from jaxrl_ppo.rollout.deadline import within
@@ -61,13 +62,13 @@ class Workers:
                 f"{method} on the {len(self.actors)} process(es) of the {self.pool} (trainer.deadlines.{deadline})",
             )
         except ray.exceptions.RayTaskError as error:  # first: one that tells of an actor's death is of both kinds
-            if isinstance(error.cause, ray.exceptions.RayActorError):
-                raise StoreLost(f"a weight store died during {method}: {error.cause}") from error
+            if isinstance(error.cause, GONE):
+                raise StoreLost(f"a weight store died during {method}: {cause_of(error.cause)}") from error
             if isinstance(error.cause, OSError):  # the pipeline knows what a full disk means, and not what Ray is
                 raise error.cause from error
             raise
-        except ray.exceptions.RayActorError as error:
+        except GONE as error:
             raise TrainerDied(
                 f"a process of the {self.pool} died during {method}; start the same command again to go on after the "
-                f"last committed checkpoint. Cause: {error}"
+                f"last committed checkpoint. Cause: {cause_of(error)}"
             ) from error

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 logger = logging.getLogger(__name__)
+
+DESCRIBED_CHARACTERS = 400  # of an error from another process; Ray adds tables to some
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -322,8 +325,9 @@ def some_of(ids: dict[str, int], limit: int = 4) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error's type and text. One that crossed processes has the original as `cause`, and a traceback as text."""
+    """An error's type and text, in one line. One that crossed processes has the original as `cause`."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         error = cause
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = textwrap.shorten(str(error), DESCRIBED_CHARACTERS, placeholder=" ...")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
