@@ -23,21 +23,23 @@ ROW_GROUP = 100_000
 
 def write(path: Path, rows: int) -> None:
     """Rows in verl's form: small sums, each with an index of its own."""
+    import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     def table(first: int, count: int) -> pa.Table:
-        return pa.Table.from_pylist(
-            [
-                {
-                    "data_source": "arithmetic",
-                    "prompt": [{"role": "user", "content": f"What is {i} + {i % 977}? Answer with the number only."}],
-                    "reward_model": {"style": "rule", "ground_truth": str(i + i % 977)},
-                    "extra_info": {"index": i},
-                }
-                for i in range(first, first + count)
-            ]
+        numbers = np.arange(first, first + count)
+        left, right, total = (
+            pc.cast(pa.array(column), pa.string()) for column in (numbers, numbers % 977, numbers + numbers % 977)
         )
+        text = pc.binary_join_element_wise("What is ", left, " + ", right, "? Answer with the number only.", "")
+        message = pa.StructArray.from_arrays([pa.repeat("user", count), text], ["role", "content"])
+        prompt = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), message)
+        reward = pa.StructArray.from_arrays([pa.repeat("rule", count), total], ["style", "ground_truth"])
+        info = pa.StructArray.from_arrays([pa.array(numbers)], ["index"])
+        columns = {"data_source": pa.repeat("arithmetic", count), "prompt": prompt}
+        return pa.table(columns | {"reward_model": reward, "extra_info": info})
 
     writer = None
     for first in range(0, rows, ROW_GROUP):
@@ -56,7 +58,7 @@ def ours(path: Path, tokenizer_folder: Path) -> int:
     config = DataConfig(train_batch_size=BATCH, max_prompt_length=64)
     dataset = create_rl_dataset(str(path), config, hf_tokenizer(tokenizer_folder))
     stream = PromptStream(dataset, create_rl_sampler(config, dataset), BATCH, read_ahead_threads=2)
-    batch = stream.next_batch()
+    batch = stream.take(BATCH)
     stream.close()
     return sum(len(prompt.token_ids) for prompt in batch)
 
