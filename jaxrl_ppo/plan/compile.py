@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxrl_ppo.plan import hlo
+from jaxrl_ppo.plan.arithmetic import matrix_flops
 from jaxrl_ppo.plan.costs import Cost, cost_of
 from jaxrl_ppo.plan.workload import Work, bytes_per_chip
 
@@ -42,20 +43,26 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A compiled program: what it takes, what it costs (None: the compiler gave up for want of memory)."""
+    """A compiled program: what it takes, what it costs (None: the compiler gave up for want of memory).
+
+    `flops` are a chip's share of the traced program's matrix products.
+    """
 
     work: Work
     memory: Memory
     cost: Cost | None
+    flops: float
     compile_seconds: float
 
 
-def measure(work: Work, chip: Chip | None) -> Measured:
+def measure(work: Work, chip: Chip | None, devices: int) -> Measured:
     """Compile `work` for the devices that its arguments lie on; raises what the compiler raises but want of memory."""
     begin = time.perf_counter()
     resident = sum(work.resident.values())
     try:
-        compiled = work.function.lower(*work.arguments).compile()
+        traced = work.function.trace(*work.arguments)
+        flops = matrix_flops(traced.jaxpr.jaxpr) / devices
+        compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = _EXHAUSTED.search(str(error))
         if needed is None:
@@ -63,7 +70,7 @@ def measure(work: Work, chip: Chip | None) -> Measured:
         used = float(needed[1]) * _UNITS[needed[2]]
         arguments = bytes_per_chip(work.arguments)  # which it counts in
         memory = Memory(arguments, 0, max(0.0, used - arguments), 0, resident)
-        return Measured(work, memory, None, time.perf_counter() - begin)
+        return Measured(work, memory, None, flops, time.perf_counter() - begin)
     seconds = time.perf_counter() - begin
     stats = compiled.memory_analysis()
     memory = Memory(
@@ -75,4 +82,4 @@ def measure(work: Work, chip: Chip | None) -> Measured:
     )
     program = hlo.parse(compiled.as_text())
     limits = {} if chip is None else {"peak_flops": chip.bf16_flops, "bandwidth": chip.memory_bandwidth}
-    return Measured(work, memory, cost_of(program, **limits), seconds)
+    return Measured(work, memory, cost_of(program, **limits), flops, seconds)

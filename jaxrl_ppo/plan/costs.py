@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 
+from jaxrl_ppo.plan.arithmetic import SPLASH_PRODUCTS
 from jaxrl_ppo.plan.hlo import Computation, Instruction, Program, trip_count
 
 # They name, select or wait for what is somewhere already.
@@ -85,8 +86,8 @@ class _Analysis:
         elif opcode == "conditional":
             branches = instruction.called("branch_computations", "true_computation", "false_computation")
             cost = max((self.computation(name) for name in branches), key=lambda c: (c.seconds, c.flops, c.bytes))
-        elif opcode in ("call", "async-start"):
-            for name in instruction.called("to_apply", "calls", "called_computation"):
+        elif opcode in ("call", "call-start", "async-start"):
+            for name in instruction.called("to_apply", "calls", "called_computation", "called_computations"):
                 cost.add(self.computation(name))
         elif opcode not in _FREE:
             cost.flops = self._flops(instruction, computation)
@@ -243,10 +244,6 @@ def _meetings(size: int, kernel: int, out: int, stride: int, pad: int, dilation:
     return count
 
 
-# Matrix products of size [S, S, head size] in each of splash attention's kernels, over the causal half.
-_SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
-
-
 def _attention(instruction: Instruction, computation: Computation) -> float:
     """Of a splash kernel, known by its name, from the queries' shape [..., H, S, hd]; 0 of other custom calls."""
     match = re.search(r"splash_m[hq]a_(fwd|dq|dkv)", instruction.attributes + instruction.name)
@@ -261,7 +258,7 @@ def _attention(instruction: Instruction, computation: Computation) -> float:
     if not shapes:
         return 0.0
     *outer, length, head_dim = max(shapes, key=math.prod)
-    return _SPLASH_PRODUCTS[match[1]] * math.prod(outer) * length * length * head_dim
+    return SPLASH_PRODUCTS[match[1]] * math.prod(outer) * length * length * head_dim
 
 
 def _collective(kind: str, instruction: Instruction, computation: Computation) -> Collective:

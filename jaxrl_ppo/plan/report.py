@@ -56,15 +56,15 @@ def program(measured: Measured, chip: Chip, interconnect: float | None) -> str:
     if measured.cost is None:
         return "\n".join([*lines, "  the compiler gave up: it does not fit, whatever else lies in memory"])
     cost = measured.cost
-    lines.append(f"  work     {cost.flops / TERA:.2f} TFLOP, {cost.bytes / GB:.1f} GB of memory traffic a chip")
+    lines.append(f"  work     {measured.flops / TERA:.2f} TFLOP, {cost.bytes / GB:.1f} GB of memory traffic a chip")
     for kind, collective in sorted(cost.collectives.items()):
         lines.append(
             f"  network  {kind}: {collective.count} x, {collective.bytes / GB:.2f} GB, of which "
             f"{collective.sent / GB:.2f} GB sent by a chip"
         )
-    seconds = times(measured, interconnect)
+    seconds = times(measured, chip, interconnect)
     if math.isfinite(chip.bf16_flops):
-        arithmetic, network = cost.flops / chip.bf16_flops, seconds[1]
+        arithmetic, network = measured.flops / chip.bf16_flops, seconds[1]
         lines.append(
             f"  time     at least {max(seconds):.3f} s: compute and memory {seconds[0]:.3f} s (arithmetic alone "
             f"{arithmetic:.3f} s), network {network:.3f} s"
@@ -72,11 +72,12 @@ def program(measured: Measured, chip: Chip, interconnect: float | None) -> str:
     return "\n".join(lines)
 
 
-def times(measured: Measured, interconnect: float | None) -> tuple[float, float]:
+def times(measured: Measured, chip: Chip, interconnect: float | None) -> tuple[float, float]:
     """Roofline seconds of one run: of computing and memory, and of the network, which may overlap."""
     if measured.cost is None:
         return math.inf, math.inf
-    return measured.cost.seconds, measured.cost.sent / interconnect if interconnect else 0.0
+    computing = max(measured.cost.seconds, measured.flops / chip.bf16_flops)
+    return computing, measured.cost.sent / interconnect if interconnect else 0.0
 
 
 def verdict(
@@ -97,7 +98,7 @@ def verdict(
         f"\nfits: {worst.memory.peak / GIB:.2f} of {chip.memory_bytes / GIB:.2f} GiB at the most ({worst.work.name})"
     ]
     if math.isfinite(chip.bf16_flops):
-        seconds = {each.work.name: each.work.runs * max(times(each, interconnect)) for each in measured}
+        seconds = {each.work.name: each.work.runs * max(times(each, chip, interconnect)) for each in measured}
         training = sum(time for name, time in seconds.items() if name.startswith("actor"))
         model = workload.programs.model
         flops = config.actor_rollout_ref.actor.ppo_epochs * training_flops(

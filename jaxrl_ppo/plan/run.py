@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from device import DeviceError
 from device.chips import Chip, find_chip
 from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs
-from jaxrl_ppo.models.config import ModelFolderError
+from jaxrl_ppo.models.config import ModelFolderError, load_decoder_config
 from jaxrl_ppo.models.families import FAMILIES
 from jaxrl_ppo.plan import report
 from jaxrl_ppo.plan.compile import measure
@@ -54,15 +54,18 @@ def plan(config_name: str, overrides: Sequence[str], topology: Topology) -> bool
     needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
     try:
         model = policy_model(config.actor_rollout_ref.model, folder)
+        critic = None
+        if config.critic.enable and not config.critic.enable_resource_pool:
+            critic = load_decoder_config(_model_folder(str(config.critic.model.path or folder)), "value")
         mesh = make_mesh(config.actor_rollout_ref.actor.mesh, devices)
-        workload = make_workload(config, model, mesh, needs_reference=needs_reference)
+        workload = make_workload(config, model, critic, mesh, needs_reference=needs_reference)
     except (ModelFolderError, ShardingError, PackingError, UserCodeError, ValueError) as error:
         raise PlanError(str(error)) from error
     print(report.heading(config, workload, topology, chip), flush=True)
     interconnect = INTERCONNECT.get(devices[0].device_kind)
     measured = []
     for work in workload.works:
-        measured.append(measure(work, chip if topology.kind == "tpu" else None))
+        measured.append(measure(work, chip if topology.kind == "tpu" else None, len(devices)))
         print(report.program(measured[-1], chip, interconnect), flush=True)
     print(report.verdict(config, workload, measured, chip, interconnect, len(devices)), flush=True)
     return all(each.memory.peak <= chip.memory_bytes for each in measured)

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from jaxrl_ppo.plan.arithmetic import matrix_flops
 from jaxrl_ppo.plan.topology import TopologyError, parse
 
 WIDTH, ROWS, TRIPS, DEVICES = 256, 64, 7, 4
@@ -63,3 +66,18 @@ def test_a_loop_counts_as_often_as_it_turns(topology):
 def test_topologies_that_are_none(text):
     with pytest.raises(TopologyError, match=r"plan\.topology="):
         parse(text)
+
+
+def test_matrix_products_of_a_traced_program():
+    x, w = jnp.ones((3, 5)), jnp.ones((7, 5, 5))
+
+    def loss(w):
+        step = jax.checkpoint(lambda x, w: jnp.sin(jnp.cos(x @ w)))
+        return jax.lax.scan(lambda x, w: (step(x, w), None), x, w)[0].sum()
+
+    # Forward, once more for the backward pass, and a product each for both operands' gradients; x itself has none in
+    # the first turn, but the loop does not know.
+    assert matrix_flops(jax.make_jaxpr(jax.grad(loss))(w).jaxpr) == 4 * 7 * 2 * 3 * 5 * 5
+    mesh = jax.make_mesh((1,), ("d",))
+    spread = jax.shard_map(lambda a, b: a @ b, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+    assert matrix_flops(jax.make_jaxpr(spread)(x, w[0]).jaxpr) == 2 * 3 * 5 * 5

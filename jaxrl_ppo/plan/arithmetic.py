@@ -1,0 +1,54 @@
+"""Floating-point operations of a traced program's matrix products, over all devices, loops counted by their trips."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jax.extend import core
+
+# Matrix products of size [S, S, head size] in each of splash attention's kernels, over the causal half.
+SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+
+
+def matrix_flops(jaxpr: core.Jaxpr) -> float:
+    """Two per multiply-add of every matrix product, recomputation included, as the program is written.
+
+    Attention in splash kernels counts its causal half. Of a conditional, the branch with the most.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            ((contracted, _), _) = parameters["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+        elif name == "pallas_call":
+            total += _splash(str(parameters.get("name") or parameters.get("name_and_src_info")), equation)
+        else:
+            inner = [matrix_flops(found) for value in parameters.values() for found in _jaxprs(value)]
+            combined = max(inner, default=0.0) if name == "cond" else sum(inner)
+            times = parameters["length"] if name == "scan" else 1
+            if name == "shard_map":  # written for one device, run by all of them
+                times = math.prod(parameters["mesh"].shape.values())
+            total += times * combined
+    return total
+
+
+def _splash(name: str, equation: Any) -> float:
+    kind = next((kind for kind in SPLASH_PRODUCTS if f"_{kind}_" in name), None)
+    if kind is None:
+        return 0.0
+    shapes = [variable.aval.shape for variable in equation.invars if len(variable.aval.shape) >= 3]
+    *outer, length, head_dim = max(shapes, key=math.prod)
+    return float(SPLASH_PRODUCTS[kind] * math.prod(outer) * length * length * head_dim)
+
+
+def _jaxprs(value: Any) -> list[core.Jaxpr]:
+    if isinstance(value, core.ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, core.Jaxpr):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [found for each in value for found in _jaxprs(each)]
+    return []
