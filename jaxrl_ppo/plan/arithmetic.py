@@ -11,8 +11,8 @@ from jax.extend import core
 SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
 
-def matrix_flops(jaxpr: core.Jaxpr) -> float:
-    """Two per multiply-add of every matrix product, recomputation included, as the program is written.
+def matrix_flops(jaxpr: Any) -> float:
+    """Two per multiply-add of every matrix product in a Jaxpr, recomputation included, as the program is written.
 
     Attention in splash kernels counts its causal half. Of a conditional, the branch with the most.
     """
@@ -44,7 +44,7 @@ def _splash(name: str, equation: Any) -> float:
     return float(SPLASH_PRODUCTS[kind] * math.prod(outer) * length * length * head_dim)
 
 
-def _jaxprs(value: Any) -> list[core.Jaxpr]:
+def _jaxprs(value: Any) -> list[Any]:
     if isinstance(value, core.ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, core.Jaxpr):
