@@ -75,6 +75,13 @@ RESUMED = (
     "trainer.val_before_train=false",
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
 )
+# The critic alone in the first step, so that a checkpoint of its warm-up is among those that can be resumed from.
+WITH_CRITIC = (
+    "algorithm.adv_estimator=gae",
+    "trainer.critic_warmup=1",
+    "critic.optim.lr=1e-3",
+    "critic.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+)
 DRAINED = ("trainer.mode=async", "async_training.max_staleness=1", "async_training.partial_rollout=false")
 
 
@@ -83,20 +90,22 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "interrupted"),
+    ("mode", "interrupted", "more"),
     [
-        ("sync", ("trainer.mode=sync",)),
-        ("one_step_off", ("trainer.mode=one_step_off",)),
-        ("one_step_off", DRAINED),  # which is the same, step for step
+        ("sync", ("trainer.mode=sync",), WITH_CRITIC),
+        ("one_step_off", ("trainer.mode=one_step_off",), ()),
+        ("one_step_off", DRAINED, ()),  # which is the same, step for step
     ],
+    ids=["sync-critic", "one_step_off", "async-drained"],
 )
-def test_killed_and_started_again_it_goes_on_exactly(command, mode, interrupted, tmp_path):
-    command.run(f"trainer.mode={mode}", *RESUMED)
-    whole = weights(command.folder / "global_step_5" / "huggingface")
+def test_killed_and_started_again_it_goes_on_exactly(command, mode, interrupted, more, tmp_path):
+    models = ("huggingface", "huggingface_critic") if more else ("huggingface",)
+    command.run(f"trainer.mode={mode}", *RESUMED, *more)
+    whole = {model: weights(command.folder / "global_step_5" / model) for model in models}
     ordinals = command.ordinals()
 
     command.folder = tmp_path / "killed"
-    settings = (*interrupted, *RESUMED)
+    settings = (*interrupted, *RESUMED, *more)
     process = command.start(*settings)
     wait_for(command.folder / "global_step_2" / "COMMITTED", process)
     os.killpg(process.pid, signal.SIGKILL)
@@ -105,7 +114,7 @@ def test_killed_and_started_again_it_goes_on_exactly(command, mode, interrupted,
     output = command.run(*settings)
     assert "going on after step" in output
     assert command.ordinals() == ordinals
-    assert weights(command.folder / "global_step_5" / "huggingface") == whole
+    assert {model: weights(command.folder / "global_step_5" / model) for model in models} == whole
 
 
 def test_told_to_stop_it_saves_and_what_is_complete_is_exported(command, tmp_path):
