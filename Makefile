@@ -35,7 +35,7 @@ lint: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 test: $(VENV)/.ready .quickstart/ready lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Rewrites the exact versions from the environment as it stands.
 lock: $(VENV)/.ready
