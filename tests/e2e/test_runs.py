@@ -150,18 +150,53 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+SAME_ANSWERS = """
+import dataclasses
+import zlib
+
+import numpy as np
+
+
+class SameAnswers:
+    def __init__(self, tokenizer, config, tools):
+        self.length = config.response_length
+
+    async def run(self, prompt, conversation):
+        await conversation.generate()
+        drawn = conversation.completion()
+        ids = [zlib.crc32(f"{drawn.request_id} {i}".encode()) % 40000 + 100 for i in range(self.length)]
+        return dataclasses.replace(
+            drawn,
+            token_ids=np.array(ids, np.int32),
+            log_probs=np.full(self.length, -10.8, np.float32),  # about as likely as any other answer
+            versions=np.full(self.length, drawn.versions[0], np.int32),
+            finish_reason="length",
+            mask=np.ones(self.length, np.float32),
+            turns=(),
+        )
+"""
+
+
 def test_two_processes_with_two_devices_train_as_one_with_one(command, tmp_path):
+    # The same samples for both: among a random model's 49,152 nearly equal chances, the last bit of a weight is enough
+    # to draw another token.
+    (tmp_path / "same_answers.py").write_text(SAME_ANSWERS)
     settings = (
         "trainer.mode=sync",
         "trainer.total_training_steps=3",
         "trainer.test_freq=-1",
         "actor_rollout_ref.rollout.dtype=float32",
+        f"actor_rollout_ref.rollout.agent.default_agent_loop={tmp_path}/same_answers.py:SameAnswers",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.calculate_entropy=true",
     )
     command.run(*settings)
     one = command.metrics()
     command.folder = tmp_path / "four"
     command.run(*settings, "trainer.nnodes=2", "trainer.n_gpus_per_node=2")
     four = command.metrics()
+    assert abs(one[3]["actor/entropy"] - one[1]["actor/entropy"]) > 1e-4  # the updates do something
     for step in (1, 2, 3):
-        for name in ("actor/pg_loss", "actor/grad_norm", "critic/score/mean"):
+        assert one[step]["actor/grad_norm"] > 0.1
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean"):
             assert one[step][name] == pytest.approx(four[step][name], abs=1e-4), (step, name)

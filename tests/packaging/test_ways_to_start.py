@@ -76,7 +76,10 @@ def test_ray_job_submit_runs_the_command(quickstart, tmp_path):
         for part in ("jaxrl_ppo", "device", "config"):
             shutil.copytree(ROOT / part, tmp_path / "project" / part)
         submit = [*ray, "job", "submit", f"--address={address}", "--working-dir", tmp_path / "project", "--", "python"]
-        done = subprocess.run([*submit, *dry_run(quickstart)], env=environment, capture_output=True, text=True)
+        while True:
+            done = subprocess.run([*submit, *dry_run(quickstart)], env=environment, capture_output=True, text=True)
+            if "No available agent" not in done.stderr or time.time() > deadline:  # it comes up after the dashboard
+                break
         assert done.returncode == 0, done.stdout + done.stderr
         assert "prompts per step" in done.stdout
     finally:
