@@ -21,5 +21,5 @@ async def fit(run: Run) -> None:
             await run.sync_weights()  # the weights just trained
             await run.validate(step)
         if run.saves_at(step):
-            await run.checkpoint(step, pending)
+            await run.saving.save(step, pending)
         run.finish(step)

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from jaxrl_ppo.observability.metrics import batch_metrics, own_log_probs, time_metrics
 from jaxrl_ppo.pipeline.backlog import Group
 from jaxrl_ppo.pipeline.batching import make_batch, make_sample, ordered
-from jaxrl_ppo.pipeline.checkpoints import CRITIC, Checkpoints
+from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 from jaxrl_ppo.pipeline.estimation import Estimation
 from jaxrl_ppo.pipeline.generation import Generated, Generation
 from jaxrl_ppo.pipeline.measures import turn_metrics, validation_scores
 from jaxrl_ppo.pipeline.protocols import Critic, Observer, Prompts, Rewards, Rollouts, Trainer
+from jaxrl_ppo.pipeline.saving import Saving
 from jaxrl_ppo.rollout.agent_loop import AgentLoops
 from jaxrl_ppo.rollout.contract import Contract, check_completions, check_log_probs
 from jaxrl_ppo.schema import sizes
@@ -68,8 +69,8 @@ class Run:
         self.trainer, self.rollouts, self.rewards, self.prompts = trainer, rollouts, rewards, prompts
         self.validation_prompts = validation_prompts
         self.total_steps, self.devices = total_steps, devices
-        self.checkpoints, self.observer, self.identity = checkpoints, observer, identity
-        self.contract = contract
+        self.observer, self.contract = observer, contract
+        self.saving = Saving(self, checkpoints, identity)
         self.estimation = Estimation(config)
         self.generation = Generation(
             config, rollouts, rewards, agents, observer, greedy=self.estimation.needs("greedy_scores")
@@ -84,10 +85,8 @@ class Run:
         self._seconds: dict[int, dict[str, float]] = defaultdict(dict)
         self._trained: Batch | None = None
         self._background: set[asyncio.Task[Any]] = set()
-        self._committing: asyncio.Task[None] | None = None
         self._began = time.time()
         self._stop_asked = False
-        self._saved_step = -1
 
     # Progress
 
@@ -95,9 +94,8 @@ class Run:
         """Every step that is still to be done; no further one once `stop` was called and the last one is saved."""
         self._began = time.time()
         for step in range(self.step + 1, self.total_steps + 1):
-            if self._committing is not None and self._committing.done():
-                self._committing.result()  # a checkpoint that failed ends the run now, not at the next one
-            if self._stop_asked and (self._trained is None or self._saved_step == self.step):
+            self.saving.check()
+            if self._stop_asked and (self._trained is None or self.saving.step == self.step):
                 return
             yield step
 
@@ -128,9 +126,7 @@ class Run:
     async def close(self) -> None:
         """Wait until the last checkpoint is committed, and stop generating."""
         try:
-            if self._committing is not None:
-                committing, self._committing = self._committing, None
-                await committing
+            await self.saving.finish()
         finally:
             for task in self._background:
                 task.cancel()
@@ -138,10 +134,10 @@ class Run:
 
     def waiting_for_rollouts(self, step: int) -> AbstractContextManager[None]:
         """Time the wait for a batch; it is the step's `timing_s/gen` where generation goes on all the time."""
-        return self._phase("gen", step, "wait")
+        return self.phase("gen", step, "wait")
 
     @contextlib.contextmanager
-    def _phase(self, name: str, step: int, track: str | None = None) -> Iterator[None]:
+    def phase(self, name: str, step: int, track: str | None = None) -> Iterator[None]:
         """Time a phase: `timing_s/<name>` of the step, and a span on its track of the timeline."""
         begin = time.time()
         with self.observer.span(name, track=track or name, step=step):
@@ -201,18 +197,18 @@ class Run:
         if self.config.algorithm.rollout_correction.bypass_mode:
             batch.old_log_probs = batch.rollout_log_probs
         else:
-            with self._phase("old_log_prob", step):
+            with self.phase("old_log_prob", step):
                 batch.old_log_probs = await self.trainer.log_probs(batch)
         if self.estimation.needs("sum_pi_squared"):
-            with self._phase("sum_pi_squared", step):
+            with self.phase("sum_pi_squared", step):
                 batch.sum_pi_squared = await self.trainer.sum_pi_squared(batch, own_log_probs(batch))
         if self.estimation.needs_reference:
-            with self._phase("ref", step):
+            with self.phase("ref", step):
                 batch.ref_log_probs = await self.trainer.ref_log_probs(batch)
         if self.critic is not None:
-            with self._phase("values", step):
+            with self.phase("values", step):
                 batch.values = await self.critic.values(batch)
-        with self._phase("adv", step, "advantage"):
+        with self.phase("adv", step, "advantage"):
             metrics |= await asyncio.to_thread(self.estimation.estimate, batch, generated.samples)
         data = self.config.data
         metrics |= batch_metrics(
@@ -221,7 +217,7 @@ class Run:
         metrics |= await self._update(step, self.estimation.to_learn_from(batch, step))
         self._count_skips(step, metrics)
         if self._stages_at(step):
-            with self._phase("stage_weights", step, "weight_sync"):
+            with self.phase("stage_weights", step, "weight_sync"):
                 await self._stage(step)
         await asyncio.to_thread(self.observer.rollout, step, batch, generated.samples)
         self.prompts.update(batch.prompts, generated.samples)
@@ -233,13 +229,13 @@ class Run:
         async def update_critic() -> dict[str, float]:
             if self.critic is None:
                 return {}
-            with self._phase("update_critic", step):
+            with self.phase("update_critic", step):
                 return await self.critic.update(batch)
 
         async def update_actor() -> dict[str, float]:
             if step <= self.config.trainer.critic_warmup:
                 return {}
-            with self._phase("update_actor", step):
+            with self.phase("update_actor", step):
                 return await self.trainer.update_actor(batch)
 
         if self.config.critic.enable_resource_pool:
@@ -339,7 +335,7 @@ class Run:
     async def load_weights(self, manifest: WeightManifest, step: int) -> None:
         """Bring every replica to `manifest`'s weights, in the time of `step`."""
         if not self.runs(manifest):
-            with self._phase("update_weights", step, "weight_sync"):
+            with self.phase("update_weights", step, "weight_sync"):
                 await self.rollouts.load_weights(manifest)
             self._loaded_version = manifest.version
 
@@ -353,7 +349,7 @@ class Run:
     async def validate(self, step: int) -> None:
         """Score the weights that the replicas run on the validation prompts."""
         prompts = self.validation_prompts
-        with self._phase("testing", step, "validation"):
+        with self.phase("testing", step, "validation"):
             samples = ordered(prompts, await self.generation.answer(prompts))
         by_ordinal = {prompt.ordinal: prompt for prompt in prompts}
         asked = [by_ordinal[sample.ordinal] for sample in samples]
@@ -364,58 +360,15 @@ class Run:
         if step > self.step:
             self._metrics[step] |= metrics
 
-    # Checkpoints
+    # Resume
 
-    async def checkpoint(self, step: int, pending: asyncio.Future[Any] | None = None) -> None:
-        """Start a checkpoint of everything up to `step`; it commits once the state and what is pending have landed.
-
-        The prompt stream is saved as of now: the first prompt that is in neither a trained batch nor what is pending.
-        """
-        controller = {
-            "step": step,
-            "mode": self.config.trainer.mode,
-            "identity": self.identity,
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has of the run beside its models and its samples, as of now."""
+        return {
             "prompts": self.prompts.state(),
             "estimation": self.estimation.state(),
             "step_of_version": dict(self._step_of_version),
-            "pending": None,
         }
-        if self._committing is not None:
-            await self._committing
-        self._saved_step = step
-        with self._writing(step):
-            folder = self.checkpoints.begin(step)
-        with self._phase("save_checkpoint", step, "checkpoint"), self._writing(step):
-            await self.trainer.save(folder / "actor")
-            if "hf_model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
-                await self.trainer.save_pretrained(folder / "huggingface")
-            if self.critic is not None:
-                await self.critic.save(folder / CRITIC)
-                if "hf_model" in self.config.critic.checkpoint.save_contents:
-                    await self.critic.save_pretrained(folder / f"huggingface_{CRITIC}")
-        if step == self.total_steps:
-            pending = None
-        self._committing = asyncio.create_task(self._commit(step, controller, pending), name=f"checkpoint {step}")
-
-    async def _commit(self, step: int, controller: dict[str, Any], pending: asyncio.Future[Any] | None) -> None:
-        with self.observer.span("commit", track="checkpoint", step=step):
-            if pending is not None:
-                controller["pending"] = await pending
-                if isinstance(generated := controller["pending"], Generated) and generated.frontier is not None:
-                    controller["prompts"] = generated.frontier  # of a batch that draws as it goes
-            with self._writing(step):
-                await self.trainer.wait_until_saved()
-                if self.critic is not None:
-                    await self.critic.wait_until_saved()
-            await asyncio.to_thread(self.checkpoints.commit, step, controller)
-
-    @contextlib.contextmanager
-    def _writing(self, step: int) -> Iterator[None]:
-        """What goes wrong with the trainer's files names the checkpoint, and what is left of the others."""
-        try:
-            yield
-        except OSError as error:
-            raise self.checkpoints.failed(step, error) from error
 
     def restore(self, controller: dict[str, Any]) -> None:
         """Take up the controller's part of a checkpoint; the trainer and the prompt stream restore their own."""

@@ -17,5 +17,5 @@ async def fit(run: Run) -> None:
         if run.validates_at(step):
             await run.validate(step)
         if run.saves_at(step):
-            await run.checkpoint(step)
+            await run.saving.save(step)
         run.finish(step)

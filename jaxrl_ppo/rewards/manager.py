@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -97,14 +98,16 @@ class RewardManager:
         `when` names the batch in messages. Raises RewardError, with every kind of failure and an example of each, when
         more than reward.max_failure_rate of the calls failed.
         """
-        results, failures = self._results, self._failed
+        results = self._results
+        # In the order of the batch, not of the calls' ends: the same batch gives the same report.
+        failures = sorted(self._failed, key=lambda sample: (sample.ordinal, sample.index))
         self._results, self._failed, self.last_failures = [], [], failures
         kinds = collections.Counter(sample.failure.kind for sample in failures)
         metrics = {"reward/failures": float(len(failures))}
         metrics |= {f"reward/failures/{kind}": float(count) for kind, count in kinds.items()}
         for name in sorted({name for result in results for name in result.parts}):
             values = [result.parts[name] for result in results if name in result.parts]
-            metrics[f"reward/{name}/mean"] = sum(values) / len(values)
+            metrics[f"reward/{name}/mean"] = math.fsum(values) / len(values)  # exact, so in any order
         if failures:
             summary = _summary(failures, len(results), when)
             if len(failures) > self._max_failure_rate * len(results):

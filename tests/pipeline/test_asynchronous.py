@@ -157,7 +157,7 @@ async def test_after_a_crash_no_prompt_is_lost_or_trained_twice(tmp_path, partia
         first.finish = lambda step, finish=first.finish: (finish(step), 1 / (step - cut))  # killed after step `cut`
         await finish_async(first)
     with contextlib.suppress(asyncio.CancelledError):
-        await first._committing
+        await first.saving.finish()
     for task in list(first._background):
         task.cancel()
     folder = Checkpoints(tmp_path, keep=None).to_resume("auto", None)

@@ -109,7 +109,7 @@ async def test_resume_is_exact_with_a_critic(tmp_path, mode, cut):
         first.finish = lambda step, finish=first.finish: (finish(step), 1 / (step - cut))  # killed after step `cut`
         await finish(mode, first)
     with contextlib.suppress(asyncio.CancelledError):
-        await first._committing
+        await first.saving.finish()
     folder = Checkpoints(root, keep=None).to_resume("auto", None)
     second, _, _ = make_critic_run(root, 4, **settings)
     second.trainer.restore(folder / "actor")
@@ -123,9 +123,9 @@ async def test_resume_is_exact_with_a_critic(tmp_path, mode, cut):
 
 async def test_older_checkpoints_let_go_of_their_critic_and_hf_model_exports_it(tmp_path):
     run, _, _ = make_critic_run(tmp_path, 4, save_freq=1, save_contents=["hf_model"])
-    run.checkpoints = Checkpoints(tmp_path, keep=3, keep_critic=1)
+    run.saving.checkpoints = Checkpoints(tmp_path, keep=3, keep_critic=1)
     await finish("sync", run)
-    checkpoints = run.checkpoints
+    checkpoints = run.saving.checkpoints
     assert sorted(checkpoints.committed()) == [2, 3, 4]
     assert (checkpoints.folder(4) / "huggingface_critic").is_dir()
     assert Checkpoints.critic(checkpoints.folder(4)).is_dir()

@@ -121,7 +121,7 @@ async def test_resume_is_exact_while_prompts_are_replaced(tmp_path, mode, cut):
         first.finish = lambda step, finish=first.finish: (finish(step), 1 / (step - cut))  # killed after step `cut`
         await finish(mode, first)
     with contextlib.suppress(asyncio.CancelledError):
-        await first._committing
+        await first.saving.finish()
     folder = Checkpoints(root, keep=None).to_resume("auto", None)
     second, _, seen_again = make_filtering_run(root, 4)
     second.trainer.restore(folder / "actor")

@@ -259,7 +259,7 @@ async def test_resume_is_exact(tmp_path, mode, cut):
         first.finish = lambda step, finish=first.finish: (finish(step), 1 / (step - cut))  # killed after step `cut`
         await finish(mode, first)
     with contextlib.suppress(asyncio.CancelledError):
-        await first._committing
+        await first.saving.finish()
 
     folder = Checkpoints(root, keep=None).to_resume("auto", None)
     assert folder == root / f"global_step_{cut}"
@@ -289,14 +289,14 @@ async def test_a_stop_ends_after_the_step_with_a_checkpoint(tmp_path, mode):
     run.trainer.update_actor = asked_to_stop
     await finish(mode, run)
     assert run.step == 3
-    folder = run.checkpoints.to_resume("auto", None)
+    folder = run.saving.checkpoints.to_resume("auto", None)
     assert folder == tmp_path / "global_step_3"
     assert (Checkpoints.load(folder)["pending"] is None) == (mode == "sync")
 
     again, world, _ = make_run(tmp_path / "other", 6)
     again.stop()  # before the first step there is nothing to save
     await finish(mode, again)
-    assert (again.step, again.checkpoints.newest()) == (0, None)
+    assert (again.step, again.saving.checkpoints.newest()) == (0, None)
     assert "update begins" not in [event[0] for event in world.log]
 
 

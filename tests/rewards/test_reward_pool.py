@@ -155,6 +155,21 @@ async def test_too_many_failures_end_the_run(started, tokenizer, function_file):
         assert manager.batch_report("step 1")["reward/failures"] == 1  # exactly the rate is not more
 
 
+async def test_the_report_is_of_the_batch_in_whatever_order_its_calls_end(started, tokenizer, function_file):
+    path = function_file("""
+        def compute_score(data_source, solution_str, ground_truth, extra_info):
+            if solution_str == "raise": raise ValueError("no")
+            return {"score": 0.0, "part": float(solution_str)}
+    """)
+    texts = ["raise", "1e8", "1", "-1e8", "raise"]
+    async with started(path, num_workers=1) as manager:
+        for order in ([0, 1, 2, 3, 4], [4, 1, 3, 2, 0]):
+            for index in order:
+                await manager.score(make_prompt(), make_sample(tokenizer, texts[index], index))
+            assert manager.batch_report("step 1")["reward/part/mean"] == 1 / 3
+            assert [failed.index for failed in manager.last_failures] == [0, 4]
+
+
 async def test_a_fault_in_a_process_of_many_coroutines_costs_one_sample(started, tokenizer, function_file):
     path = function_file("""
         import asyncio, os, time

@@ -7,17 +7,12 @@ import pytest
 import torch
 import transformers
 from torch_oracle import save_tiny_model
-from training_cases import arrays, assert_close, copy, make_batch, make_config
+from training_cases import CLIPRANGE_VALUE, arrays, assert_close, copy, make_batch, make_critic, with_returns
 
 from jaxrl_ppo.models.pretrained import save_pretrained
 from jaxrl_ppo.models.tensor_plan import tensor_plan
-from jaxrl_ppo.schema.config import CriticConfig
-from jaxrl_ppo.sharding.mesh import make_mesh
-from jaxrl_ppo.training.critic import CriticTrainer
 from jaxrl_ppo.training.minibatches import make_value_mini_batch
 from jaxrl_ppo.weights.export import export_buckets
-
-CLIPRANGE = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +27,6 @@ def folder(tmp_path_factory):
     torch.nn.init.normal_(model.score.bias)
     model.save_pretrained(folder)
     return folder
-
-
-def make_critic(folder, tokens=512, total_steps=10, **settings) -> CriticTrainer:
-    critic = CriticConfig(cliprange_value=CLIPRANGE, ppo_max_token_len_per_gpu=tokens)
-    critic.optim.lr = 1e-2
-    for key, value in settings.items():
-        section, _, inner = key.partition("__")
-        setattr(getattr(critic, section) if inner else critic, inner or section, value)
-    policy = make_config(shuffle=True)
-    mesh = make_mesh(policy.actor.mesh)
-    return CriticTrainer(critic, policy, model_folder=folder, mesh=mesh, total_steps=total_steps, seed=42)
-
-
-def with_returns(batch, values):
-    """Old values and returns around `values`, some outside the clip range; NaN where nothing counts."""
-    rng = np.random.default_rng(3)
-    nan = np.where(batch.response_mask > 0, 0, np.nan)
-    batch.values = (values + rng.normal(0, CLIPRANGE, values.shape) + nan).astype(np.float32)
-    batch.returns = (values + rng.normal(0, 1, values.shape) + nan).astype(np.float32)
-    return batch
 
 
 def torch_values(model, batch, sample):
@@ -80,7 +55,7 @@ def test_values_loss_and_gradient_equal_torch(folder, tokens, mode):
             values[chosen], torch.tensor(batch.values[sample, chosen]), torch.tensor(batch.returns[sample, chosen])
         )  # fmt: skip
         plain = (value - returns) ** 2
-        bounded = (torch.minimum(torch.maximum(value, old - CLIPRANGE), old + CLIPRANGE) - returns) ** 2
+        bounded = (torch.minimum(torch.maximum(value, old - CLIPRANGE_VALUE), old + CLIPRANGE_VALUE) - returns) ** 2
         clipped += int((bounded > plain).sum())
         divisor = counted.sum() if mode == "token-mean" else max(len(chosen), 1) * len(batch.group)
         loss = loss + 0.5 * torch.maximum(plain, bounded).sum() / divisor

@@ -51,7 +51,10 @@ def run(model, meshes=({},), devices=1, processes=1, settings=None, save=None, r
     return results
 
 
-COMPARED = ("actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/ppo_kl", "actor/grad_norm", "log_prob", "ref")
+COMPARED = (
+    *("actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/ppo_kl", "actor/grad_norm", "log_prob", "ref"),
+    *("critic/vf_loss", "critic/vpred_mean", "critic/grad_norm", "values"),
+)
 
 
 def assert_same(result, expected, tolerance=1e-4):

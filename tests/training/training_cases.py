@@ -8,13 +8,15 @@ import jax
 import numpy as np
 
 from jaxrl_ppo.models.parameters import flatten
-from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig
+from jaxrl_ppo.schema.config import ActorRolloutRefConfig, AlgorithmConfig, CriticConfig
 from jaxrl_ppo.schema.records import Batch, Prompt
 from jaxrl_ppo.sharding.mesh import make_mesh
+from jaxrl_ppo.training.critic import CriticTrainer
 from jaxrl_ppo.training.policy import PolicyTrainer
 
 VOCABULARY = 96
 TEMPERATURE = 0.8
+CLIPRANGE_VALUE = 0.3
 
 
 def make_config(**actor) -> ActorRolloutRefConfig:
@@ -71,6 +73,27 @@ def make_batch(seed: int = 0, prompts: int = 4, samples: int = 3, longest: int =
         advantages=draw(1) + nan,
         importance_weights=np.exp(draw(0.2)) + nan,
     )
+
+
+def make_critic(folder: Path, tokens: int = 512, mesh: jax.sharding.Mesh | None = None, **settings) -> CriticTrainer:
+    """A critic, on one device unless a mesh is given; `settings` sets keys of `critic`, `optim__lr` for nested ones."""
+    critic = CriticConfig(cliprange_value=CLIPRANGE_VALUE, ppo_max_token_len_per_gpu=tokens)
+    critic.optim.lr = 1e-2
+    for key, value in settings.items():
+        section, _, inner = key.partition("__")
+        setattr(getattr(critic, section) if inner else critic, inner or section, value)
+    policy = make_config(shuffle=True)
+    mesh = mesh or make_mesh(policy.actor.mesh)
+    return CriticTrainer(critic, policy, model_folder=folder, mesh=mesh, total_steps=10, seed=42)
+
+
+def with_returns(batch, values):
+    """Old values and returns around `values`, some outside the clip range; NaN where nothing counts."""
+    rng = np.random.default_rng(3)
+    nan = np.where(batch.response_mask > 0, 0, np.nan)
+    batch.values = (values + rng.normal(0, CLIPRANGE_VALUE, values.shape) + nan).astype(np.float32)
+    batch.returns = (values + rng.normal(0, 1, values.shape) + nan).astype(np.float32)
+    return batch
 
 
 def arrays(tree) -> dict[str, np.ndarray]:

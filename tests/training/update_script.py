@@ -1,4 +1,4 @@
-"""Run as a program: three updates of the tiny model on each of some meshes; prints metrics as JSON.
+"""Run as a program: three updates of the tiny model, as actor and critic, on each of some meshes; prints JSON metrics.
 
 Several processes, or one; each mesh takes the first of all their devices. Arguments: a JSON object {model, meshes,
 processes, rank, coordinator, settings, save, restore, steps}.
@@ -12,7 +12,7 @@ import sys
 from types import SimpleNamespace
 
 import jax
-from training_cases import make_batch, make_config, make_trainer
+from training_cases import make_batch, make_config, make_critic, make_trainer, with_returns
 
 from jaxrl_ppo.sharding.mesh import make_mesh
 from jaxrl_ppo.training.distributed import initialize
@@ -29,20 +29,27 @@ def updates(mesh: dict[str, int]) -> dict:
         setattr(config.actor.mesh, axis, size)
     devices = make_mesh(config.actor.mesh, jax.devices()[: math.prod(mesh.values())])
     trainer = make_trainer(arguments.model, config, needs_reference=True, mesh=devices)
+    critic = make_critic(arguments.model, tokens=64, mesh=devices)
     if arguments.restore:
         trainer.restore(arguments.restore)
+        critic.restore(arguments.restore + "_critic")
     results = []
     for _ in range(arguments.steps):
         batch = make_batch()  # the same each time: one set of compiled shapes
         batch.old_log_probs = trainer.log_probs(batch)
         batch.ref_log_probs = trainer.ref_log_probs(batch)
         metrics = trainer.update(batch)
+        values = critic.values(batch)
+        metrics |= critic.update(with_returns(batch, values))
         sums = {"log_prob": float(batch.old_log_probs.sum()), "ref": float(batch.ref_log_probs.sum())}
-        results.append(metrics | sums)
+        results.append(metrics | sums | {"values": float(values.sum())})
     if arguments.save:
         trainer.save(arguments.save)
+        critic.save(arguments.save + "_critic")
         trainer.wait_until_saved()
-    return {"steps": results, "probe": trainer.score_tokens(range(3, 30)).tolist()}
+        critic.wait_until_saved()
+    probe = trainer.score_tokens(range(3, 30)).tolist() + critic.values(make_batch()).sum(1).tolist()
+    return {"steps": results, "probe": probe}
 
 
 print("RESULT " + json.dumps([updates(mesh) for mesh in arguments.meshes]))
