@@ -29,7 +29,8 @@ def updates(mesh: dict[str, int]) -> dict:
         setattr(config.actor.mesh, axis, size)
     devices = make_mesh(config.actor.mesh, jax.devices()[: math.prod(mesh.values())])
     trainer = make_trainer(arguments.model, config, needs_reference=True, mesh=devices)
-    critic = make_critic(arguments.model, tokens=64, mesh=devices)
+    # Adam turns a gradient near zero into a whole step of either sign: small steps, so that it does not show.
+    critic = make_critic(arguments.model, tokens=64, mesh=devices, optim__lr=1e-3)
     if arguments.restore:
         trainer.restore(arguments.restore)
         critic.restore(arguments.restore + "_critic")
