@@ -56,7 +56,8 @@ def test_dapo_with_a_token_baseline_trains_on_prompts_whose_samples_differ_and_o
         "    return 0.5 if extra_info['index'] % 3 else sum(map(ord, solution_str)) % 7 / 7\n"
     )
     run_recipe(
-        command, "dapo", "algorithm.adv_estimator=optimal_token_baseline", "data.max_response_length=16",
+        command, "dapo", "algorithm.adv_estimator=optimal_token_baseline",
+        "data.max_response_length=16", "data.shuffle=false",
         f"reward.custom_reward_function.path={reward}", "reward.reward_kwargs.overlong_buffer_cfg.enable=false",
         "trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false",
     )  # fmt: skip
