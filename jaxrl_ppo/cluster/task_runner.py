@@ -186,6 +186,7 @@ class TaskRunner:
             decode=tokenizer.decode,
             tell=self._tell,
         )
+        rewards.report_faults(observer.fault)
         succeeded = False
         stack.callback(lambda: observer.finish(succeeded=succeeded))
         if resumed:

@@ -22,7 +22,7 @@ from jaxrl_ppo.data.local import LocalCopyError, copy_to_local
 Row = dict[str, Any]
 
 # Memory for loaded blocks. A shuffle draws from as many blocks at a time as fit (see sampler.py).
-BLOCK_MEMORY = 1 << 28
+BLOCK_MEMORY = 1 << 27
 FINGERPRINT_BYTES = 1 << 16
 
 

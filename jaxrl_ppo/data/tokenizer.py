@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ def hf_tokenizer(
     """The tokenizer in `path` (folder, URL or hub id), with a padding token and a chat template.
 
     `custom_chat_template` replaces the tokenizer's own: a Jinja template, or the path of a file with one. Raises
-    TokenizerError when there is no tokenizer in the folder or no template to be had.
+    TokenizerError when there is no tokenizer in the folder, no template to be had, or two that contradict one another.
     """
     # Imported here: transformers takes seconds to import, and more where torch is installed.
     from transformers import AutoTokenizer
@@ -36,7 +37,9 @@ def hf_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise TokenizerError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
-    if custom_chat_template is not None:
+    if custom_chat_template is None:
+        _check_templates(folder)
+    else:
         tokenizer.chat_template = _template(custom_chat_template)
     if tokenizer.chat_template is None:
         raise TokenizerError(
@@ -46,6 +49,23 @@ def hf_tokenizer(
         tokenizer.pad_token = tokenizer.eos_token
         log.info("the tokenizer has no padding token; %r is used", tokenizer.eos_token)
     return tokenizer
+
+
+def _check_templates(folder: Path) -> None:
+    """Raise TokenizerError when `folder` has two chat templates that differ: programs disagree on which one counts."""
+    own, file = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if not (own.is_file() and file.is_file()):
+        return
+    second = json.loads(file.read_text(encoding="utf-8")).get("chat_template")
+    if isinstance(second, list):  # several, by name
+        second = next((entry["template"] for entry in second if entry["name"] == "default"), None)
+    if isinstance(second, str) and second.strip() != own.read_text(encoding="utf-8").strip():
+        raise TokenizerError(
+            f"{folder}: chat_template.jinja and the chat_template in tokenizer_config.json are different templates: a "
+            "prompt would read one way here and another way where the model is served. Keep the one that the model was "
+            "trained with and delete the other, or name it: actor_rollout_ref.model.custom_chat_template="
+            f"{own}"
+        )
 
 
 def _template(text: str) -> str:

@@ -26,6 +26,7 @@ FAULTS = (
     "replica_given_up",
     "store_lost",
     "rewards_failed",
+    "reward_worker_lost",
 )
 
 Event = tuple[Any, ...]  # the name of a Console method and its arguments

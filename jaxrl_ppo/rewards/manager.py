@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_ppo.rewards.code import CodeRunner
@@ -65,6 +65,10 @@ class RewardManager:
                 if find_scorer(source) is None:
                     raise RewardError(unknown_source(source))
         await self._pool.start()
+
+    def report_faults(self, on_fault: Callable[[str, str], None]) -> None:
+        """Have `on_fault` told of each reward process that is lost: a fault's name, and what happened."""
+        self._pool.on_fault = on_fault
 
     async def score(self, prompt: Prompt, sample: Sample) -> None:
         """Fill the sample's `text`, `reward` (float32), `reward_parts` and `reward_labels`.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
 from jaxrl_ppo.rewards.process import CallHung, ProcessDied, RewardProcess
 from jaxrl_ppo.rewards.results import Result, failed
 from jaxrl_ppo.rewards.wire import Setup
+
+log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 64  # in one process, of a coroutine function or in a batch
 
@@ -26,6 +30,7 @@ class RewardPool:
         self._started: set[RewardProcess] = set()  # all that have not ended yet
         self._shared: set[RewardProcess] = set()  # those among them that any call may go to
         self._retries = asyncio.Semaphore(num_workers)
+        self.on_fault: Callable[[str, str], None] = lambda name, message: log.info("%s: %s", name, message)
 
     async def start(self) -> None:
         """Start the first process. Raises RewardError when the reward function cannot be loaded."""
@@ -45,11 +50,12 @@ class RewardPool:
             process = await self._process_with_room()
             try:
                 return await process.call(call, self._setup.timeout_s)
-            except CallHung:
+            except CallHung as hung:
+                self._lost(process, hung)
                 if not process.many_at_once:
                     return self._timed_out(process)  # else another call may have blocked them all
-            except ProcessDied:
-                pass
+            except ProcessDied as died:
+                self._lost(process, died)
         return await self._score_alone(call)
 
     async def _score_alone(self, call: Call) -> Result:
@@ -57,9 +63,11 @@ class RewardPool:
             process = await self._start_process()
             try:
                 result = await process.call(call, self._setup.timeout_s)
-            except CallHung:
+            except CallHung as hung:
+                self._lost(process, hung)
                 return self._timed_out(process)
             except ProcessDied as died:
+                self._lost(process, died)
                 return failed("crash", f"{died}, twice", process.tail)
         if process.many_at_once or sum(p.alive for p in self._shared) >= self._num_workers:
             await process.kill()
@@ -88,6 +96,12 @@ class RewardPool:
         self._shared = {process for process in self._shared if process.alive}
         with_room = [process for process in self._shared if process.busy < self._room]
         return min(with_room, key=lambda process: process.busy, default=None)
+
+    def _lost(self, process: RewardProcess, how: ProcessDied | CallHung) -> None:
+        """Tell of a process that ended under its calls, once for all of them."""
+        if not process.told_lost:
+            process.told_lost = True
+            self.on_fault("reward_worker_lost", f"{how}: it is replaced")
 
     def _timed_out(self, process: RewardProcess) -> Result:
         return failed("timeout", f"no reward within reward.timeout_s={self._setup.timeout_s:g} s", process.tail)

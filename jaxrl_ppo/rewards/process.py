@@ -20,6 +20,8 @@ from jaxrl_ppo.rewards.wire import HEADER, Setup
 
 START_TIMEOUT_S = 300.0  # a reward function's imports may be slow
 GRACE_S = 5.0  # where calls share a process, one that only waits is cancelled there, before the process is killed
+TRACE_S = 2.0  # for a process that hangs to print where it does
+TRACED = b"(most recent call first):\n  File"
 TAIL_BYTES = 4096  # of its output, kept for failure reports
 SHOWN_BYTES = 1 << 16  # of its output, passed on to standard error
 
@@ -46,6 +48,7 @@ class RewardProcess:
         self._answers: asyncio.Task[None] | None = None
         self._end: asyncio.Task[str] | None = None
         self.many_at_once = False
+        self.told_lost = False  # whether its end has been reported
 
     @property
     def alive(self) -> bool:
@@ -118,9 +121,12 @@ class RewardProcess:
         except TimeoutError:
             if self.alive:
                 self._process.send_signal(signal.SIGUSR1)  # it prints where it is
-                await asyncio.sleep(0.1)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TRACE_S):
+                        while TRACED not in self._tail:
+                            await asyncio.sleep(0.05)
             await self.kill()
-            raise CallHung from None
+            raise CallHung(f"a reward process was killed, since a call took more than {timeout_s:g} s") from None
         except asyncio.CancelledError:
             if not self.many_at_once:  # it is busy with a call that nobody waits for any more
                 await self.kill()

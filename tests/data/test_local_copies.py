@@ -158,3 +158,21 @@ def test_rows_with_a_missing_local_file_name_the_key(tmp_path, tokenizer, data_c
     write_rows(tmp_path / "a.jsonl", [row(0)])
     with pytest.raises(DataError, match=r"data\.val_files: there is no file .*b\.jsonl"):
         create_rl_dataset([f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"], data_config(), tokenizer, is_train=False)
+
+
+def test_two_chat_templates_that_differ_are_refused(tmp_path, model_folder):
+    folder = tmp_path / "two"
+    shutil.copytree(model_folder, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    own = folder / "chat_template.jinja"
+    own.write_text(config["chat_template"] + "\n")  # an end of line is no difference
+    assert hf_tokenizer(folder).chat_template
+    own.write_text("{{ messages[0].content }}!")
+    with pytest.raises(
+        TokenizerError, match=r"chat_template\.jinja and the chat_template in tokenizer_config\.json are"
+    ):
+        hf_tokenizer(folder)
+    assert hf_tokenizer(folder, custom_chat_template=str(own)).chat_template == "{{ messages[0].content }}!"
+    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    assert hf_tokenizer(folder).chat_template

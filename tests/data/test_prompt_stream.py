@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -108,6 +109,8 @@ def sources(tmp_path_factory):
         found[suffix] = ([first, second], {})
     many = {"row_group_size": 3}
     found["row groups"] = (write_rows(folder / "many.parquet", [row(i) for i in range(22)], **many), {})
+    fsspec.filesystem("memory").put(str(folder / "many.parquet"), "/sources/many.parquet")
+    found["remote"] = ("memory://sources/many.parquet", {})
     (folder / "rows.py").write_text(CUSTOM)
     found["class"] = ("anything", {"custom_cls": CustomClassConfig(path=str(folder / "rows.py"), name="Rows")})
     (folder / "samplers.py").write_text(SAMPLERS)
@@ -128,7 +131,7 @@ ORDERS = ["sequential", "shuffled", "mixed", "mixed shuffled", "Skipping", "Curr
 
 
 @given(
-    kind=st.sampled_from(["parquet", "json", "jsonl", "row groups", "class"]),
+    kind=st.sampled_from(["parquet", "json", "jsonl", "row groups", "remote", "class"]),
     order=st.sampled_from(ORDERS),
     threads=st.sampled_from([0, 1, 4]),
     seed=st.integers(0, 5),

@@ -78,9 +78,10 @@ def test_commands_of_a_page_run(page, place, monkeypatch, capsys):
         elif command[:3] == ["python", "-m", "jaxrl_ppo.report"]:
             assert report.main(command[3:]) == 0
         else:
-            assert command[0] == "python", command
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            done = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True, text=True)
+            assert command[0] in ("python", "bash"), command
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 

@@ -347,3 +347,16 @@ async def test_a_process_has_no_accelerator_and_no_jax(started, tokenizer, funct
     async with started(path) as manager:
         (sample,) = await score_all(manager, tokenizer, ["x"])
         assert (sample.reward, sample.reward_parts["cpu"]) == (0, 1)
+
+
+async def test_a_lost_process_is_told_once(started, tokenizer, function_file):
+    faults = []
+    async with started(function_file(FAULTS), timeout_s=1.0) as manager:
+        manager.report_faults(lambda name, message: faults.append((name, message)))
+        await score_all(manager, tokenizer, ["good", "hang", "good"])
+        await score_all(manager, tokenizer, ["crash"])
+    assert {name for name, _ in faults} == {"reward_worker_lost"}
+    assert [message.split(":")[0] for _, message in faults] == [
+        "a reward process was killed, since a call took more than 1 s",
+        *["the reward process ended with exit status 5"] * 2,
+    ]

@@ -43,7 +43,7 @@ function drawOverview() {
     element("summary", {}, `faults of ${run.name}`), element("table", {}, element("tbody", {}, ...run.spans.marks.map((mark) => element("tr", {},
       element("td", {}, mark.step === null ? "" : `step ${mark.step}`), element("td", {}, mark.name),
       element("td", {}, Object.entries(mark.args).map(([key, value]) => `${key}: ${value}`).join(", "))))))));
-  return [element("div", { class: "card wide" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)),
+  return [element("div", { class: "card wide" }, element("table", { class: "headlines" }, element("thead", {}, head), element("tbody", {}, ...body)),
     element("p", { class: "faint" }, "first → last value of the run")), ...faults];
 }
 
@@ -65,7 +65,8 @@ function median(values) {
 function drawCurves() {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort();
   if (!names.length) return nothing("No step has finished yet.");
-  const main = [...names.filter((name) => name.startsWith("val-core/")), ...MAIN_CURVES.filter((name) => names.includes(name))];
+  const parts = names.filter((name) => /^reward\/.*\/mean$/.test(name));
+  const main = [...names.filter((name) => name.startsWith("val-core/")), ...parts, ...MAIN_CURVES.filter((name) => names.includes(name))];
   const grid = element("div", { class: "grid" });
   const draw = () => {
     const part = curves.filter.toLowerCase();

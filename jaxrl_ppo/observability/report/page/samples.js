@@ -50,11 +50,11 @@ async function listSamples(table, detail) {
   const pages = Math.max(1, Math.ceil(hits.length / PAGE));
   browser.page = Math.min(browser.page, pages - 1);
   const rows = hits.slice(browser.page * PAGE, (browser.page + 1) * PAGE).map(([file, row, at]) => {
-    const words = element("td", { class: "words" }, "…");
+    const words = element("td", { class: "words" }, "…"), reward = element("td", { class: "number" }, number(data.reward[at], 3));
     const line = element("tr", { tabindex: 0 },
-      element("td", { class: "number" }, `${run.files[file].step}${run.files[file].kind === "validation" ? " v" : ""}`),
+      element("td", { class: "number" }, `${run.files[file].kind === "validation" ? "val " : ""}${run.files[file].step}`),
       element("td", {}, run.sources[data.source[at]]),
-      element("td", { class: "number" }, number(data.reward[at], 3)), element("td", { class: "number" }, String(data.length[at])), words);
+      reward, element("td", { class: "number" }, String(data.length[at])), words);
     const open = () => {
       table.querySelector("tr.chosen")?.classList.remove("chosen");
       line.classList.add("chosen");
@@ -62,7 +62,10 @@ async function listSamples(table, detail) {
     };
     line.addEventListener("click", open);
     line.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
-    chunk(browser.run, file).then((texts) => { words.textContent = row < texts.length ? texts[row].r : "(text not in this report)"; });
+    chunk(browser.run, file).then((texts) => {
+      words.textContent = row < texts.length ? texts[row].r : "(text not in this report)";
+      if (texts[row]?.labels?.failure) reward.textContent = "failed";
+    });
     return line;
   });
   const turn = (by, text, possible) => element("button", { disabled: !possible, onclick: () => { browser.page += by; listSamples(table, detail); } }, text);
@@ -103,7 +106,7 @@ async function showSample(detail, table, file, row) {
 // The response's tokens, coloured by how the trainer's log-prob differs from the engine's, by version, or by log-prob.
 function tokens(sample, redraw) {
   const version = spread(sample.v), inside = sample.m ? spread(sample.m) : null;
-  const modes = [["ratio", "log-prob ratio", sample.d], ["version", "weight version", version], ["logprob", "log-prob", sample.l]];
+  const modes = [["ratio", "log-prob ratio", sample.d], ["version", "weight version", sample.v.length > 1 ? version : null], ["logprob", "log-prob", sample.l]];
   const usable = modes.filter(([, , values]) => values);
   const mode = usable.some(([name]) => name === browser.paint) ? browser.paint : usable[0][0];
   const oldest = Math.min(...version);
