@@ -123,7 +123,7 @@ class Decoder(nnx.Module):
                 loads.append(load)
             return x, loads
 
-        x = self._stream(embed(tokens, params["embed"], config, self.dtype))
+        x = self._stream(embed(tokens, params["embed"], config, self.dtype, self.layout))
         loads: list[Load] = []
         for stacked, kinds in _periods(params["layers"], config):
             x, more = jax.lax.scan(functools.partial(period, kinds=kinds), x, stacked)

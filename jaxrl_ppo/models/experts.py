@@ -47,7 +47,10 @@ def expert_block(
     layout: Layout | None,
 ) -> tuple[jax.Array, Routing]:
     """The weighted sum of each token's experts (Shazeer et al. 2017, arXiv:1701.06538): x [R, S, D] -> [R, S, D]."""
-    logits = jnp.matmul(x, params["router"]["kernel"].astype(x.dtype), preferred_element_type=jnp.float32)
+    router = params["router"]["kernel"].astype(x.dtype)
+    if layout is not None:  # every device routes its own rows to all experts
+        router = layout.constrain(router, None, None)
+    logits = jnp.matmul(x, router, preferred_element_type=jnp.float32)
     probabilities = jax.nn.softmax(logits, axis=-1)
     weights, chosen = jax.lax.top_k(probabilities, config.experts_per_token)
     if config.normalise_experts:

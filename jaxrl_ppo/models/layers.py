@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_ppo.models.architecture import DecoderConfig
 from jaxrl_ppo.models.experts import Routing, expert_block
+from jaxrl_ppo.models.lookup import spread_lookup
 from jaxrl_ppo.models.rope import rotate
 from jaxrl_ppo.sharding.layout import Layout
 
@@ -31,9 +32,15 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def embed(tokens: jax.Array, params: Params, config: DecoderConfig, dtype: Any) -> jax.Array:
-    """Embeddings of tokens [...] in `dtype`, scaled as the model wants them: [..., D]."""
-    x = params["embedding"][tokens].astype(dtype)
+def embed(
+    tokens: jax.Array, params: Params, config: DecoderConfig, dtype: Any, layout: Layout | None = None
+) -> jax.Array:
+    """Embeddings of tokens [...] in `dtype`, scaled as the model wants them: [..., D].
+
+    On a mesh, with `layout`, of packed rows [R, S].
+    """
+    table = params["embedding"]
+    x = table[tokens].astype(dtype) if layout is None else spread_lookup(tokens, table, dtype, layout)
     return x if config.embedding_scale == 1 else x * jnp.asarray(config.embedding_scale, dtype)
 
 

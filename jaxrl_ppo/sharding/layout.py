@@ -26,6 +26,24 @@ class Layout:
         """`x`, inside a compiled function, pinned to where its logical axes say; its gradient likewise."""
         return jax.lax.with_sharding_constraint(x, self.sharding(logical, x.shape))
 
+    def gather(self, x: jax.Array, lies: Sequence[str | None], wanted: Sequence[str | None]) -> jax.Array:
+        """`x`, whose axes are called `lies`, brought to where `wanted` says; its gradient back to where `x` lies.
+
+        Under `constrain` alone the gradient would be summed up whole on every device before each keeps its part.
+        """
+
+        @jax.custom_vjp
+        def gathered(x: jax.Array) -> jax.Array:
+            return self.constrain(x, *wanted)
+
+        gathered.defvjp(lambda x: (gathered(x), None), lambda _, gradient: (self.constrain(gradient, *lies),))
+        return gathered(x)
+
+    def axes(self, logical: Sequence[str | None], shape: Sequence[int] | None = None) -> tuple[MeshAxes, ...]:
+        """The mesh axes that each dimension of such an array is split over."""
+        parts = self.sharding(logical, shape).spec
+        return tuple((part,) if isinstance(part, str) else tuple(part or ()) for part in parts)
+
     def pieces(self, *logical: str) -> int:
         """How many pieces the axes called `logical` are cut into, taken together."""
         axes: MeshAxes = tuple(axis for name in logical for axis in getattr(self.rules, name))
