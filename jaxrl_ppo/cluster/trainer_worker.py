@@ -156,16 +156,17 @@ class TrainerWorker:
         dtype = np.dtype(self.config.actor_rollout_ref.rollout.dtype)
         sending: list[Any] = [store.begin.remote(version) for store in stores] if self.rank == 0 else []
         failure: ray.exceptions.RayError | None = None
-        for bucket in export_buckets(self.trainer.model, self.trainer.params, dtype, bucket_bytes):
-            if self.rank != 0 or failure is not None:
-                continue  # the gathering takes all processes to its end, whatever became of a store
-            try:
-                shared = ray.put(bucket)
-                sending += [store.put.remote(version, shared) for store in stores]
-                while len(sending) > PUTS_IN_FLIGHT * len(stores):
-                    ray.get(sending.pop(0))
-            except ray.exceptions.RayError as error:
-                failure = error
+        with self.trainer.in_use():
+            for bucket in export_buckets(self.trainer.model, self.trainer.params, dtype, bucket_bytes):
+                if self.rank != 0 or failure is not None:
+                    continue  # the gathering takes all processes to its end, whatever became of a store
+                try:
+                    shared = ray.put(bucket)
+                    sending += [store.put.remote(version, shared) for store in stores]
+                    while len(sending) > PUTS_IN_FLIGHT * len(stores):
+                        ray.get(sending.pop(0))
+                except ray.exceptions.RayError as error:
+                    failure = error
         if failure is not None:
             raise failure
         ray.get(sending)
@@ -196,13 +197,15 @@ class TrainerWorker:
 
         trainer = self.models[role]
         dtype = np.dtype(self.config.actor_rollout_ref.rollout.dtype)
-        buckets = export_buckets(trainer.model, trainer.params, dtype, FILE_BYTES)
-        if self.rank == 0:
-            save_pretrained(folder, buckets, self.model_folders[role], trainer.model.head)
-        else:
-            for _ in buckets:  # the others take part in the gathering
-                continue
-        if trainer.model.lora is not None:
-            adapter = gather_adapter(trainer.model, trainer.params)
+        adapter = None
+        with trainer.in_use():
+            buckets = export_buckets(trainer.model, trainer.params, dtype, FILE_BYTES)
             if self.rank == 0:
-                save_adapter(f"{folder}/lora_adapter", trainer.model, adapter, self.model_folders[role])
+                save_pretrained(folder, buckets, self.model_folders[role], trainer.model.head)
+            else:
+                for _ in buckets:  # the others take part in the gathering
+                    continue
+            if trainer.model.lora is not None:
+                adapter = gather_adapter(trainer.model, trainer.params)
+        if adapter is not None and self.rank == 0:
+            save_adapter(f"{folder}/lora_adapter", trainer.model, adapter, self.model_folders[role])

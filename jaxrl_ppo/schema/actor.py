@@ -94,8 +94,10 @@ class OptimConfig:
 class FsdpConfig:
     """`*.fsdp_config`: data types, and what rests in host memory."""
 
-    param_offload: bool = key(False, "Keep parameters in host memory while they are not in use.")
-    optimizer_offload: bool = key(False, "Keep the optimizer's state in host memory between updates.")
+    param_offload: bool = key(False, "Keep parameters in host memory while they are not in use; the critic's too.")
+    optimizer_offload: bool = key(
+        False, "Keep the optimizer's state in host memory between its steps; the critic's too."
+    )
     model_dtype: str = key("fp32", "Data type of the master weights.", choices=("fp32", "float32", "bf16", "bfloat16"))
     dtype: str = key("bfloat16", "Data type of the computation.", choices=("bfloat16", "bf16", "float32", "fp32"))
 

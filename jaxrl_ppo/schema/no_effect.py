@@ -127,18 +127,6 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda config: config.actor_rollout_ref.actor.policy_loss.loss_mode in OWN_AGGREGATION,
         "the policy loss is a seq-mean-token-mean",
     ),
-    f"{ACTOR}.fsdp_config.param_offload": (
-        lambda config: config.actor_rollout_ref.actor.fsdp_config.param_offload,
-        "there is no offload to host memory yet: parameters stay on the devices",
-    ),
-    f"{ACTOR}.fsdp_config.optimizer_offload": (
-        lambda config: config.actor_rollout_ref.actor.fsdp_config.optimizer_offload,
-        "there is no offload to host memory yet: the optimizer's state stays on the devices",
-    ),
-    "actor_rollout_ref.ref.fsdp_config.param_offload": (
-        lambda config: config.actor_rollout_ref.ref.fsdp_config.param_offload,
-        "there is no offload to host memory yet: parameters stay on the devices",
-    ),
     "actor_rollout_ref.model.use_remove_padding": (
         lambda config: not config.actor_rollout_ref.model.use_remove_padding,
         "samples are always packed",

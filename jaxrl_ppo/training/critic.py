@@ -52,6 +52,7 @@ class CriticTrainer(ModelTrainer):
             folder=model_folder,
             dtype=DTYPES[actor.fsdp_config.model_dtype],
             seed=seed,
+            offload=actor.fsdp_config.param_offload,
         )
         self._packing_limits = critic_limits(critic, policy, model, self.programs.layout)
 
@@ -62,7 +63,8 @@ class CriticTrainer(ModelTrainer):
         """
         packing = pack(batch, range(len(batch.group)), self._packing_limits)
         out = np.zeros(batch.response_mask.shape, np.float32)
-        results = [self.programs.values(self.params, self._place(step, {})) for step in packing.steps]
+        with self.in_use():
+            results = [self.programs.values(self.params, self._place(step, {})) for step in packing.steps]
         for step, result in zip(packing.steps, results):
             step.put(np.asarray(result), out)
         return out
@@ -81,15 +83,16 @@ class CriticTrainer(ModelTrainer):
             prompts_per_step=self.config.ppo_mini_batch_size,
             shuffle=actor.shuffle,
         )
-        for samples, _ in steps:
-            mini_batch = make_value_mini_batch(
-                batch,
-                samples,
-                self.config.loss_agg_mode,
-                actor.loss_scale_factor or self.policy.rollout.response_length,
-            )
-            packing = pack(batch, mini_batch.computed, self._packing_limits)
-            grads, sums, _ = self._accumulate(packing, mini_batch.columns)
-            totals.add(mini_batch, packing, sums, self._apply(grads))
+        with self.in_use():
+            for samples, _ in steps:
+                mini_batch = make_value_mini_batch(
+                    batch,
+                    samples,
+                    self.config.loss_agg_mode,
+                    actor.loss_scale_factor or self.policy.rollout.response_length,
+                )
+                packing = pack(batch, mini_batch.computed, self._packing_limits)
+                grads, sums, _ = self._accumulate(packing, mini_batch.columns)
+                totals.add(mini_batch, packing, sums, self._apply(grads))
         self.updates += 1
         return totals.metrics() | {"critic/lr": float(self.learning_rate(max(self.version - 1, 0)))}

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_ppo.models.decoder import Decoder
 from jaxrl_ppo.models.parameters import abstract_params, flatten, is_adapter, nest, parameter_specs, to_state
 from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.sharding.memory import in_host_memory
 from jaxrl_ppo.training.head import gather_sources
 from jaxrl_ppo.training.optimizer import apply_gradients
 
@@ -50,7 +51,7 @@ def trained_part(tree: Tree, config: DecoderConfig) -> Tree:
 
 
 def state_shardings(optimizer: optax.GradientTransformation, params: Tree, shardings: Tree, mesh: Mesh) -> Tree:
-    """Placements of the optimizer's state: each moment lies as its parameter does, counters everywhere."""
+    """Placements of the optimizer's state: each moment where `shardings` have its parameter, counters everywhere."""
     state = jax.eval_shape(optimizer.init, params)
     everywhere = NamedSharding(mesh, PartitionSpec())
     return optax.tree_utils.tree_map_params(
@@ -64,6 +65,8 @@ class ModelPrograms:
     `arrays` are a micro-step's: rows, slots, and its columns. Shapes are those of `training/packing.py`. Each kind of
     model defines `_loss(params, arrays, *scalars)`: a micro-step's part of the mini-batch's loss; its parts of the
     metrics, which are sums; one value per slot.
+
+    With `offload_state`, the optimizer's moments rest in host memory, and only `apply` brings them to the devices.
     """
 
     _loss: Callable[..., tuple[jax.Array, tuple[Arrays, jax.Array]]]
@@ -78,6 +81,7 @@ class ModelPrograms:
         dtype: Any,
         remat: str,
         attention: str,
+        offload_state: bool,
     ):
         mesh = layout.mesh
         self.model, self.layout = model, layout
@@ -89,7 +93,11 @@ class ModelPrograms:
         self.parameter_shardings = parameter_shardings(model, layout)
         abstract = self.trained(self.abstract_params(jnp.float32))
         self.trained_shardings = self.trained(self.parameter_shardings)
-        self.state_shardings = state_shardings(optimizer, abstract, self.trained_shardings, mesh)
+        working = state_shardings(optimizer, abstract, self.trained_shardings, mesh)
+        self.state_shardings = working
+        if offload_state:
+            resting = in_host_memory(self.trained_shardings)
+            self.state_shardings = state_shardings(optimizer, abstract, resting, mesh)
         self.row_sharding = self.slot_sharding = layout.sharding(("rows", "length"))
         placed = (self.trained_shardings, everywhere)
 
@@ -101,8 +109,11 @@ class ModelPrograms:
         self.no_gradient = jax.jit(
             lambda params: jax.tree.map(jnp.zeros_like, self.trained(params)), out_shardings=self.trained_shardings
         )
+        # Whole parameters between the devices' memory and the hosts'.
+        self.to_devices = jax.jit(lambda params: params, out_shardings=self.parameter_shardings)
+        self.to_hosts = jax.jit(lambda params: params, out_shardings=in_host_memory(self.parameter_shardings))
         self.apply = jax.jit(
-            functools.partial(self._apply, optimizer, max_norm),
+            functools.partial(self._apply, optimizer, max_norm, working if offload_state else None),
             out_shardings=(self.parameter_shardings, self.state_shardings, everywhere),
             donate_argnums=(0, 1),
             # Without it XLA:CPU copies both moments before it overwrites them.
@@ -151,8 +162,16 @@ class ModelPrograms:
         return trained_part(tree, self.model)
 
     def _apply(
-        self, optimizer: optax.GradientTransformation, max_norm: float, params: Tree, state: Tree, grads: Tree
+        self,
+        optimizer: optax.GradientTransformation,
+        max_norm: float,
+        fetched: Tree | None,
+        params: Tree,
+        state: Tree,
+        grads: Tree,
     ) -> tuple[Tree, Tree, jax.Array]:
+        if fetched is not None:
+            state = jax.device_put(state, fetched)
         trained, state, norm = apply_gradients(optimizer, max_norm, self.trained(params), state, grads)
         return _with(params, trained), state, norm
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from jax.sharding import NamedSharding
 from jaxrl_ppo.models.huggingface import load_params
 from jaxrl_ppo.models.kernels import check_kernel
 from jaxrl_ppo.models.parameters import flatten, nest
+from jaxrl_ppo.sharding.memory import in_host_memory, on_device
 from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateStore, abstract
 from jaxrl_ppo.training.packing import MicroStep, Packing
 
@@ -35,9 +38,12 @@ class ModelTrainer:
         folder: str | Path,
         dtype: Any,
         seed: int,
+        offload: bool,
         adapter: str | None = None,
     ):
         """Load the model of `folder`, its parameters in `dtype`, and the LoRA adapter of the folder `adapter`.
+
+        With `offload` they rest in host memory while they are not `in_use`.
 
         Raises ModelFolderError or ShardingError, and KernelError when the attention kernel is wrong on this machine.
         """
@@ -46,11 +52,26 @@ class ModelTrainer:
             check_kernel(programs.attention, programs.model, programs.dtype)
         self.seed = seed
         self._programs, self._checkpoint = programs, checkpoint
-        self.params = self._load(folder, dtype, adapter)
-        self.state = programs.init_state(self.params)
+        params = self._load(folder, dtype, adapter)
+        self.state = programs.init_state(params)
+        self.params = programs.to_hosts(params) if offload else params
+        self._offload = offload
         self.version = 0
         self.updates = 0
         self._store = StateStore(asynchronous=checkpoint.async_save)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Meanwhile `params` lie on the devices, wherever they rest."""
+        resting = self.params
+        if not self._offload or on_device(jax.tree.leaves(resting)[0].sharding):
+            yield
+            return
+        self.params = fetched = self._programs.to_devices(resting)
+        try:
+            yield
+        finally:
+            self.params = resting if self.params is fetched else self._programs.to_hosts(self.params)
 
     def save(self, folder: str | Path) -> None:
         """Start saving what checkpoint.save_contents names; returns once the next update cannot touch it.
@@ -74,8 +95,9 @@ class ModelTrainer:
 
         Raises StateError when the folder is incomplete or another model's.
         """
+        placements = self._programs.parameter_shardings
         parts = {
-            MODEL: abstract(self.params, self._programs.parameter_shardings),
+            MODEL: abstract(self.params, in_host_memory(placements) if self._offload else placements),
             OPTIMIZER: abstract(self.state, self._programs.state_shardings),
             EXTRA: None,
         }

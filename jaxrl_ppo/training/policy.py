@@ -59,11 +59,15 @@ class PolicyTrainer(ModelTrainer):
             folder=model_folder,
             dtype=DTYPES[actor.fsdp_config.model_dtype],
             seed=seed,
+            offload=actor.fsdp_config.param_offload,
             adapter=config.model.lora_adapter_path,
         )
         self._needs_reference = needs_reference
-        own = needs_reference and model.lora is None
-        self.reference = self._load(model_folder, self.programs.dtype) if own else None
+        self.reference = None
+        if needs_reference and model.lora is None:
+            self.reference = self._load(model_folder, self.programs.dtype)
+            if config.ref.fsdp_config.param_offload:
+                self.reference = self.programs.to_hosts(self.reference)
         self.temperature = np.float32(max(config.rollout.temperature, 1e-8))
         self._update_limits = update_limits(config, model, self.programs.layout)
         self._log_prob_limits = log_prob_limits(config, model, self.programs.layout)
@@ -74,7 +78,8 @@ class PolicyTrainer(ModelTrainer):
         0 outside the mask. Raises PackingError when a sample exceeds ref.log_prob_max_token_len_per_gpu.
         """
         at = self.temperature if temperature is None else np.float32(temperature)
-        return self._log_probs(self.params, batch, at)
+        with self.in_use():
+            return self._log_probs(self.params, batch, at)
 
     def ref_log_probs(self, batch: Batch) -> np.ndarray:
         """The same under the reference policy's weights: with LoRA, this model's own without the adapter.
@@ -83,8 +88,13 @@ class PolicyTrainer(ModelTrainer):
         """
         if not self._needs_reference:
             raise ValueError("there is no reference policy: this trainer was made with needs_reference=False")
-        params = adapter_off(self.params) if self.reference is None else self.reference
-        return self._log_probs(params, batch, self.temperature)
+        if self.reference is not None:
+            params = self.reference
+            if self.config.ref.fsdp_config.param_offload:
+                params = self.programs.to_devices(params)
+            return self._log_probs(params, batch, self.temperature)
+        with self.in_use():
+            return self._log_probs(adapter_off(self.params), batch, self.temperature)
 
     def sum_pi_squared(self, batch: Batch, log_probs: np.ndarray | None) -> np.ndarray:
         """The sum over the vocabulary of the squared probabilities of each response token's distribution.
@@ -95,7 +105,7 @@ class PolicyTrainer(ModelTrainer):
         """
         if log_probs is None:
             log_probs = self.log_probs(batch)
-        at_half = self._log_probs(self.params, batch, self.temperature / np.float32(2))
+        at_half = self.log_probs(batch, float(self.temperature) / 2)
         return np.where(batch.response_mask > 0, np.exp(2 * log_probs - at_half), 0).astype(np.float32)
 
     def score_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -104,7 +114,7 @@ class PolicyTrainer(ModelTrainer):
         rest = np.asarray([token_ids[1:]], np.int32)
         ones = np.ones(rest.shape, np.float32)
         batch = Batch([prompt], np.zeros(1, np.int32), rest, ones, ones, rest, np.zeros(1, np.float32))
-        return self._log_probs(self.params, batch, np.float32(1))[0]
+        return self.log_probs(batch, 1)[0]
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of one batch; returns `actor/*` metrics.
@@ -128,22 +138,23 @@ class PolicyTrainer(ModelTrainer):
                 shuffle=actor.shuffle,
             )
         )
-        if batch.old_log_probs is None and len(steps) > 1:
-            batch.old_log_probs = self.log_probs(batch)
         totals = Totals("actor", WEIGHTED, computed=("ppo_kl",))
         first_seen = np.full(batch.response_mask.shape, np.nan, np.float32)
-        for samples, seed in steps:
-            mini_batch = make_mini_batch(
-                batch,
-                samples,
-                actor,
-                self.loss,
-                response_length=self.config.rollout.response_length,
-                seed=seed,
-                rejecting=self.programs.rejecting,
-            )
-            grads, sums, packing = self.gradient(batch, mini_batch, first_seen)
-            totals.add(mini_batch, packing, sums, self._apply(grads))
+        with self.in_use():
+            if batch.old_log_probs is None and len(steps) > 1:
+                batch.old_log_probs = self.log_probs(batch)
+            for samples, seed in steps:
+                mini_batch = make_mini_batch(
+                    batch,
+                    samples,
+                    actor,
+                    self.loss,
+                    response_length=self.config.rollout.response_length,
+                    seed=seed,
+                    rejecting=self.programs.rejecting,
+                )
+                grads, sums, packing = self.gradient(batch, mini_batch, first_seen)
+                totals.add(mini_batch, packing, sums, self._apply(grads))
         self.updates += 1
         metrics = totals.metrics()
         if self.algorithm.rollout_correction.bypass_mode:
@@ -169,7 +180,7 @@ class PolicyTrainer(ModelTrainer):
                 step.put(np.asarray(result), latest)
             np.copyto(log_probs, latest, where=np.isnan(log_probs))
         if REJECTED in sums:
-            whole_sequences = (self.loss.aggregation or self.config.actor.loss_agg_mode) != "token-mean"
+            whole_sequences = self.programs.aggregation != "token-mean"
             rejected = float(sums.pop(REJECTED)) / (len(mini_batch.samples) if whole_sequences else 1)
             if 0 < rejected < 1:
                 factor = np.float32(1 / (1 - rejected))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxrl_ppo.training.minibatches import MiniBatch
 
 SHARE = "share"  # a column: what part of the mini-batch's targets each is
+LOST = "lost"  # another: what the divisor loses of that with a target that is rejected
 REJECTED = "rejected"  # among a micro-step's sums: what rejection takes from the divisor
 
 
@@ -32,6 +33,7 @@ class PolicyPrograms(ModelPrograms):
     """Jitted functions of the policy. The loss's one scalar is the sampling temperature.
 
     `correction` are the settings of rollout correction where the loss has to make it (bypass mode), else None.
+    `aggregation` is the loss's own, or loss_agg_mode.
     """
 
     def __init__(
@@ -47,9 +49,19 @@ class PolicyPrograms(ModelPrograms):
         remat: str,
         attention: str,
     ):
-        super().__init__(model, optimizer, actor.optim.clip_grad, layout, dtype=dtype, remat=remat, attention=attention)
+        super().__init__(
+            model,
+            optimizer,
+            actor.optim.clip_grad,
+            layout,
+            dtype=dtype,
+            remat=remat,
+            attention=attention,
+            offload_state=actor.fsdp_config.optimizer_offload,
+        )
         self.actor, self.loss, self.correction = actor, loss, correction
         self.rejecting = correction is not None and correction.rollout_rs is not None
+        self.aggregation = loss.aggregation or actor.loss_agg_mode
         self.log_probs = jax.jit(self._log_probs, out_shardings=self.everywhere)
         self.scale = jax.jit(
             lambda tree, factor: jax.tree.map(lambda leaf: leaf * factor, tree),
@@ -61,8 +73,20 @@ class PolicyPrograms(ModelPrograms):
         """What the loss needs of a mini-batch: its columns; for a load-balance loss also what share each target is."""
         if not self.model.balance_coef:
             return mini_batch.columns
-        share = np.full(mini_batch.columns["mask"].shape, 1 / max(mini_batch.computed_tokens, 1), np.float32)
-        return mini_batch.columns | {SHARE: share}
+        mask = mini_batch.columns["mask"]
+        share = np.full(mask.shape, 1 / max(mini_batch.computed_tokens, 1), np.float32)
+        if not self.rejecting:
+            return mini_batch.columns | {SHARE: share}
+        lost, sequences = share, len(mini_batch.samples)
+        if self.aggregation == "token-sum":  # has no divisor
+            lost = np.zeros_like(share)
+        elif self.aggregation != "token-mean":
+            # A sequence is 1 / sequences of the divisor, an empty one too: their part, which none can lose, is spread.
+            lengths = np.sum(mask > 0, axis=1)
+            empty = np.sum(lengths[mini_batch.samples] == 0)
+            lost = np.broadcast_to(1 / (np.maximum(lengths, 1) * sequences), mask.T.shape).T.astype(np.float32)
+            share = lost + share * np.float32(empty / sequences)
+        return mini_batch.columns | {SHARE: share, LOST: lost}
 
     def _predict(
         self, params: Tree, arrays: Arrays, temperature: jax.Array, with_entropy: bool
@@ -71,7 +95,8 @@ class PolicyPrograms(ModelPrograms):
         decoder = self._decoder(params)
         sources, balance = self._sources(decoder, arrays)
         sources, target = self._spread(sources), self._spread(arrays["target"])
-        kernel = self.layout.constrain(decoder.head(), None, "vocab")  # gathered once, not for every chunk
+        # Gathered once, not for every chunk.
+        kernel = self.layout.gather(decoder.head(), ("embed", "vocab"), (None, "vocab"))
         chunk, cap = self.actor.log_prob_chunk_size, self.model.logit_softcap
         outputs = token_log_probs(sources, kernel, target, temperature, chunk, with_entropy, cap)
         return *jax.tree.map(lambda x: x.reshape(arrays["target"].shape), outputs), balance
@@ -101,8 +126,11 @@ class PolicyPrograms(ModelPrograms):
             old_log_probs, importance_weights = corrected.old_log_probs, corrected.importance_weights
             if self.correction.rollout_rs is not None:
                 # A sequence counts 1 here: only the host knows how many there are to divide by.
-                mode = self.loss.aggregation or actor.loss_agg_mode
-                weights, sums[REJECTED] = reject_in_loss(mode, weights, mask, corrected.mask, sequence_sum, 1)
+                weights, sums[REJECTED] = reject_in_loss(
+                    self.aggregation, weights, mask, corrected.mask, sequence_sum, 1
+                )
+                kept = mask * corrected.mask
+                lost = mask - kept if self.aggregation == "token-mean" else mask * (sequence_sum(kept) == 0)
             mask = corrected.mask
         inputs = PolicyLossInputs(
             log_probs=log_probs,
@@ -127,6 +155,9 @@ class PolicyPrograms(ModelPrograms):
             loss = loss + actor.kl_loss_coef * sums["kl_loss"]
         if self.model.balance_coef and balance is not None:
             # Not linear in the tokens: a mini-batch's is the mean over its micro-steps', weighted by their targets.
-            sums["aux_loss"] = balance * jnp.sum(arrays[SHARE])
+            share = jnp.sum(arrays[SHARE])
+            if self.rejecting:  # what is rejected has no weight, nor a part in the divisor that comes at the end
+                share -= jnp.sum(arrays[LOST] * lost)
+            sums["aux_loss"] = balance * share
             loss = loss + self.model.balance_coef * sums["aux_loss"]
         return loss, (sums, jax.lax.stop_gradient(log_probs))

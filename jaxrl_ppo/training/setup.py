@@ -16,6 +16,7 @@ from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.models.kernels import row_multiple, takes_branches
 from jaxrl_ppo.models.lora import make_lora, read_lora
 from jaxrl_ppo.sharding.layout import Layout
+from jaxrl_ppo.sharding.memory import check_host_memory
 from jaxrl_ppo.training.model_programs import decayed_parameters
 from jaxrl_ppo.training.optimizer import make_optimizer
 from jaxrl_ppo.training.packing import PackingLimits
@@ -58,6 +59,7 @@ def policy_programs(
     Raises ValueError, UserCodeError or ShardingError for what the configuration names wrongly.
     """
     actor, rollout = config.actor, config.rollout
+    _check_offload(config, mesh)
     longest = rollout.prompt_length + rollout.response_length
     if longest > model.max_positions and any(kind.rope.kind == "dynamic" for kind in model.kinds):
         raise ValueError(
@@ -81,7 +83,7 @@ def policy_programs(
 def critic_programs(
     critic: CriticConfig, policy: ActorRolloutRefConfig, model: DecoderConfig, mesh: Mesh, total_steps: int
 ) -> ValuePrograms:
-    """The critic's compiled programs; data types, rematerialisation and attention are the actor's.
+    """The critic's compiled programs; data types, rematerialisation, attention and offload are the actor's.
 
     `total_steps` is the run's number of the critic's optimizer steps. Raises ValueError or ShardingError.
     """
@@ -93,6 +95,7 @@ def critic_programs(
         dtype=DTYPES[policy.actor.fsdp_config.dtype],
         remat=_remat(policy.model.enable_gradient_checkpointing, mesh),
         attention=attention_kernel(policy.actor, model, mesh),
+        offload_state=policy.actor.fsdp_config.optimizer_offload,
     )
 
 
@@ -148,6 +151,17 @@ def _limits(
         attention_cost=_attention_cost(model),
         multiple=math.lcm(row_multiple(kernel), shares),
     )
+
+
+def _check_offload(config: ActorRolloutRefConfig, mesh: Mesh) -> None:
+    asked = {
+        "actor.fsdp_config.param_offload": config.actor.fsdp_config.param_offload,
+        "actor.fsdp_config.optimizer_offload": config.actor.fsdp_config.optimizer_offload,
+        "ref.fsdp_config.param_offload": config.ref.fsdp_config.param_offload,
+    }
+    for key, wanted in asked.items():
+        if wanted:
+            check_host_memory(mesh, f"actor_rollout_ref.{key}")
 
 
 def _kind(mesh: Mesh) -> str:

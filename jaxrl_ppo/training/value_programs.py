@@ -31,9 +31,17 @@ class ValuePrograms(ModelPrograms):
         dtype: Any,
         remat: str,
         attention: str,
+        offload_state: bool,
     ):
         super().__init__(
-            model, optimizer, critic.optim.clip_grad, layout, dtype=dtype, remat=remat, attention=attention
+            model,
+            optimizer,
+            critic.optim.clip_grad,
+            layout,
+            dtype=dtype,
+            remat=remat,
+            attention=attention,
+            offload_state=offload_state,
         )
         self.critic = critic
         self.values = jax.jit(self._values, out_shardings=self.everywhere)

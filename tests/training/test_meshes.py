@@ -95,7 +95,8 @@ def test_eight_devices_equal_one(one_device, eight_devices, index):
 def test_two_processes_equal_one_and_take_up_one_another_s_state(tiny_model, one_device, tmp_path):
     expected, state = one_device
     mesh = {"fsdp": 4, "sequence": 2}
-    (first,), (second,) = run(tiny_model, [mesh], devices=4, processes=2, save=tmp_path / "state")
+    offload = {"fsdp_config__param_offload": True, "fsdp_config__optimizer_offload": True}
+    (first,), (second,) = run(tiny_model, [mesh], devices=4, processes=2, settings=offload, save=tmp_path / "state")
     assert first == second
     assert_same(first, expected)
     for (restored,) in (
