@@ -55,13 +55,16 @@ class Measured:
     compile_seconds: float
 
 
-def measure(work: Work, chip: Chip | None, devices: int) -> Measured:
-    """Compile `work` for the devices that its arguments lie on; raises what the compiler raises but want of memory."""
+def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measured:
+    """Compile `work` for the devices that its arguments lie on; raises what the compiler raises but want of memory.
+
+    `experts` is how many the model has, 0 if it is no mixture.
+    """
     begin = time.perf_counter()
     resident = sum(work.resident.values())
     try:
         traced = work.function.trace(*work.arguments)
-        flops = matrix_flops(traced.jaxpr.jaxpr) / devices
+        flops = matrix_flops(traced.jaxpr.jaxpr, experts) / devices
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = _EXHAUSTED.search(str(error))
@@ -82,4 +85,4 @@ def measure(work: Work, chip: Chip | None, devices: int) -> Measured:
     )
     program = hlo.parse(compiled.as_text())
     limits = {} if chip is None else {"peak_flops": chip.bf16_flops, "bandwidth": chip.memory_bandwidth}
-    return Measured(work, memory, cost_of(program, **limits), flops, seconds)
+    return Measured(work, memory, cost_of(program, experts=experts, **limits), flops, seconds)

@@ -57,14 +57,17 @@ class Cost:
             collective.sent += times * more.sent
 
 
-def cost_of(program: Program, *, peak_flops: float = math.inf, bandwidth: float = math.inf) -> Cost:
-    """The cost of one run of `program` on one device that computes and reads at most so much a second."""
-    return _Analysis(program, peak_flops, bandwidth).computation(program.entry)
+def cost_of(program: Program, *, peak_flops: float = math.inf, bandwidth: float = math.inf, experts: int = 0) -> Cost:
+    """The cost of one run of `program` on one device that computes and reads at most so much a second.
+
+    `experts` is how many the model has, as in `arithmetic.matrix_flops`.
+    """
+    return _Analysis(program, peak_flops, bandwidth, experts).computation(program.entry)
 
 
 class _Analysis:
-    def __init__(self, program: Program, peak_flops: float, bandwidth: float):
-        self.program, self.peak_flops, self.bandwidth = program, peak_flops, bandwidth
+    def __init__(self, program: Program, peak_flops: float, bandwidth: float, experts: int):
+        self.program, self.peak_flops, self.bandwidth, self.experts = program, peak_flops, bandwidth, experts
         self.known: dict[str, Cost] = {}
 
     def computation(self, name: str) -> Cost:
@@ -80,7 +83,7 @@ class _Analysis:
         opcode = instruction.opcode
         cost = Cost()
         if opcode == "while":
-            turns = trip_count(instruction, self.program)
+            turns = trip_count(instruction, computation, self.program)
             for name in instruction.called("body", "condition"):
                 cost.add(self.computation(name), turns)
         elif opcode == "conditional":
@@ -116,6 +119,8 @@ class _Analysis:
     def _flops(self, instruction: Instruction, computation: Computation) -> float:
         """Of matrix products: what the peak is about."""
         if instruction.opcode == "fusion":
+            if "ragged_dot_general" in instruction.attributes and "kind=kCustom" in instruction.attributes:
+                return _ragged(instruction, computation, self.experts)
             return sum(self.computation(name).flops for name in instruction.called("calls"))
         if instruction.opcode == "dot":
             return _dot(instruction, computation)
@@ -196,6 +201,18 @@ def _dot(instruction: Instruction, computation: Computation) -> float:
     left = computation.by_name[instruction.operands[0]].results[0].dims
     contracted = math.prod(left[dim] for dim in _dims(instruction.attributes, "lhs_contracting_dims"))
     return 2.0 * instruction.results[0].elements * contracted
+
+
+def _ragged(fusion: Instruction, computation: Computation, experts: int) -> float:
+    """Of TPU's ragged product, whose text says every row times every group's matrix, masked, which is not what runs.
+
+    Its arrays are rows [M, K] and [M, N] and the groups' matrices [G, K, N], one of the three being the result.
+    """
+    arrays = [array for name in fusion.operands for array in computation.by_name[name].results] + [*fusion.results]
+    arrays = [array for array in arrays if array.dtype in ("bf16", "f16", "f32")]
+    groups, *matrix = next(array.dims for array in arrays if len(array.dims) == 3)
+    rows = max(array.dims[0] for array in arrays if len(array.dims) == 2)
+    return 2.0 * rows * math.prod(matrix) * (groups / experts if experts else 1.0)
 
 
 def _convolution(instruction: Instruction, computation: Computation) -> float:

@@ -71,6 +71,11 @@ class Computation:
         """Its instructions by name."""
         return {instruction.name: instruction for instruction in self.instructions}
 
+    @property
+    def root(self) -> Instruction:
+        """What it returns."""
+        return next(instruction for instruction in self.instructions if instruction.root)
+
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
         """Who takes each instruction's result."""
@@ -94,35 +99,92 @@ def parse(text: str) -> Program:
     computations: dict[str, Computation] = {}
     entry = None
     name: str | None = None
-    instructions: list[Instruction] = []
+    instructions: list[str] = []
     for line in text.splitlines():
         if name is None:
             header = _HEADER.match(line)
             if header:
                 name, instructions = header["name"], []
                 entry = name if header["entry"] else entry
-        elif line.startswith("}"):
-            computations[name] = Computation(name, tuple(instructions))
+        elif line.rstrip() == "}":
+            computations[name] = Computation(name, tuple(_instruction(each) for each in instructions))
             name = None
-        elif match := _INSTRUCTION.match(line):
-            instructions.append(_instruction(match))
+        elif _INSTRUCTION.match(line):
+            instructions.append(line)
+        elif instructions:  # what a kernel says of itself may go on over several lines, braces included
+            instructions[-1] += line
     if entry is None:
         raise ValueError("this is not the text of an XLA program: it has no ENTRY computation")
     return Program(computations, entry)
 
 
-def trip_count(loop: Instruction, program: Program) -> int:
-    """How often a `while` turns: as XLA found out, else as its condition compares a counter with a constant, else 1."""
+def trip_count(loop: Instruction, parent: Computation, program: Program) -> int:
+    """How often a `while` of the computation `parent` turns: as XLA found out, else as its counter runs, else 1.
+
+    The counter is what the condition compares with a constant: from where the loop's operand has it, by what the body
+    adds to it. Loops that the compiler has unrolled count by more than one.
+    """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    (condition,) = loop.called("condition")
-    constants = [
-        int(match[1])
-        for instruction in program.computations[condition].instructions
-        if instruction.opcode == "constant" and (match := re.match(r"\(?(\d+)\)?", instruction.attributes))
-    ]
-    return max(constants, default=1)
+    (condition,), (body,) = loop.called("condition"), loop.called("body")
+    ends, turn = program.computations[condition], program.computations[body]
+    compared = _compared(ends, program)
+    if compared is None:
+        return 1
+    index, limit = compared
+    start, step = 0, 1
+    initial = parent.by_name[loop.operands[0]]
+    if initial.opcode == "tuple":
+        found = _constant(initial.operands[index], parent)
+        start = start if found is None else found
+    added = turn.by_name[turn.root.operands[index]] if turn.root.opcode == "tuple" else None
+    if added is not None and added.opcode == "add":
+        steps = [value for name in added.operands if (value := _constant(name, turn)) is not None]
+        step = steps[0] if steps else step
+    return max(0, math.ceil((limit - start) / step))
+
+
+def _compared(condition: Computation, program: Program) -> tuple[int, int] | None:
+    """The place of a loop's counter in its operand, and the constant it stays below; None if it is another test."""
+    root, outside = condition.root, condition
+    operands = list(root.operands)
+    if root.opcode == "fusion":
+        inner = program.computations[root.called("calls")[0]]
+        root = inner.root
+        # What the fused comparison takes, told in the condition's own names.
+        places = {i.name: int(i.attributes.split(",")[0]) for i in inner.instructions if i.opcode == "parameter"}
+        constants = {i.name: i for i in inner.instructions if i.opcode == "constant"}
+        taken = [_through(name, inner) for name in root.operands]
+        operands = [operands[places[name]] if name in places else name for name in taken]
+        outside = Computation(condition.name, (*condition.instructions, *constants.values()))
+    if root.opcode != "compare" or len(operands) != 2:
+        return None
+    counters = [outside.by_name.get(_through(name, outside)) for name in operands]
+    limits = [_constant(name, outside) for name in operands]
+    for counter, limit in zip(counters, reversed(limits)):
+        if counter is not None and counter.opcode == "get-tuple-element" and limit is not None:
+            place = re.search(r"\bindex=(\d+)", counter.attributes)
+            inclusive = "direction=LE" in root.attributes or "direction=GE" in root.attributes
+            return (int(place[1]), limit + inclusive) if place else None
+    return None
+
+
+def _through(name: str, computation: Computation) -> str:
+    """What `name` is a copy of."""
+    instruction = computation.by_name.get(name)
+    while instruction is not None and instruction.opcode in ("copy", "bitcast", "convert"):
+        name = instruction.operands[0]
+        instruction = computation.by_name.get(name)
+    return name
+
+
+def _constant(name: str, computation: Computation) -> int | None:
+    instruction = computation.by_name.get(_through(name, computation))
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    match = re.match(r"\{?(-?\d+)\}?(?=,|$)", instruction.attributes)
+    return int(match[1]) if match else None
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
@@ -134,7 +196,9 @@ def arrays(shape: str) -> tuple[Array, ...]:
     return tuple(found)
 
 
-def _instruction(match: re.Match[str]) -> Instruction:
+def _instruction(line: str) -> Instruction:
+    match = _INSTRUCTION.match(line)
+    assert match is not None
     rest = match["rest"]
     end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
     shape, call = rest[:end], rest[end:].lstrip()

@@ -24,6 +24,10 @@ def heading(config: Config, workload: Workload, topology: Topology, chip: Chip) 
     """What is planned: model, devices, mesh, how the trainer computes."""
     programs, actor = workload.programs, config.actor_rollout_ref.actor
     mesh = " x ".join(f"{axis} {size}" for axis, size in programs.layout.mesh.shape.items() if size > 1) or "1"
+    fsdp = actor.fsdp_config
+    resting = {"weights": fsdp.param_offload, "optimizer state": fsdp.optimizer_offload}
+    resting["reference policy"] = config.actor_rollout_ref.ref.fsdp_config.param_offload
+    on_hosts = " and ".join(name for name, offload in resting.items() if offload)
     lengths = f"{config.data.max_prompt_length} + {config.actor_rollout_ref.rollout.response_length}"
     return "\n".join(
         (
@@ -31,7 +35,7 @@ def heading(config: Config, workload: Workload, topology: Topology, chip: Chip) 
             f"parameters, {programs.model.num_layers} layers",
             f"{topology.name}: {topology.devices} x {chip.name}, {chip.memory_bytes / GIB:.1f} GiB each; mesh {mesh}",
             f"attention {programs.attention}, rematerialisation {programs.remat}, computing in "
-            f"{actor.fsdp_config.dtype}, master weights {actor.fsdp_config.model_dtype}",
+            f"{fsdp.dtype}, master weights {fsdp.model_dtype}" + (f"; in host memory: {on_hosts}" if on_hosts else ""),
             f"a step: {len(workload.lengths)} sequences of {lengths} tokens, "
             f"{workload.optimizer_steps} optimizer steps",
         )
@@ -56,7 +60,10 @@ def program(measured: Measured, chip: Chip, interconnect: float | None) -> str:
     if measured.cost is None:
         return "\n".join([*lines, "  the compiler gave up: it does not fit, whatever else lies in memory"])
     cost = measured.cost
-    lines.append(f"  work     {measured.flops / TERA:.2f} TFLOP, {cost.bytes / GB:.1f} GB of memory traffic a chip")
+    compiled = f" ({cost.flops / TERA:.4g} as compiled)" if math.isfinite(chip.bf16_flops) else ""
+    lines.append(
+        f"  work     {measured.flops / TERA:.4g} TFLOP{compiled}, {cost.bytes / GB:.1f} GB of memory traffic a chip"
+    )
     for kind, collective in sorted(cost.collectives.items()):
         lines.append(
             f"  network  {kind}: {collective.count} x, {collective.bytes / GB:.2f} GB, of which "
@@ -138,6 +145,11 @@ def advice(config: Config, workload: Workload, worst: Measured, chip: Chip) -> I
         if actor.log_prob_chunk_size > 256:
             yield "actor_rollout_ref.actor.log_prob_chunk_size=256: fewer logits at a time"
     if state > MOSTLY * chip.memory_bytes:
+        if not actor.fsdp_config.optimizer_offload:
+            yield (
+                "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true: the optimizer's state in host memory "
+                "between its steps"
+            )
         yield "more chips: weights, gradients and optimizer state are spread over all of them (mesh.fsdp)"
         if actor.fsdp_config.model_dtype in ("fp32", "float32"):
             yield "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16: half the weights and moments, less exact"

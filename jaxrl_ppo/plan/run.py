@@ -65,7 +65,7 @@ def plan(config_name: str, overrides: Sequence[str], topology: Topology) -> bool
     interconnect = INTERCONNECT.get(devices[0].device_kind)
     measured = []
     for work in workload.works:
-        measured.append(measure(work, chip if topology.kind == "tpu" else None, len(devices)))
+        measured.append(measure(work, chip if topology.kind == "tpu" else None, len(devices), model.num_experts))
         print(report.program(measured[-1], chip, interconnect), flush=True)
     print(report.verdict(config, workload, measured, chip, interconnect, len(devices)), flush=True)
     return all(each.memory.peak <= chip.memory_bytes for each in measured)

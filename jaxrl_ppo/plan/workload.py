@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_ppo.schema.records import Batch, Prompt
+from jaxrl_ppo.sharding.memory import on_device
 from jaxrl_ppo.training.minibatches import make_mini_batch, make_value_mini_batch
 from jaxrl_ppo.training.packing import Packing, pack
 from jaxrl_ppo.training.setup import (
@@ -60,20 +61,19 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Model:
-    """A trained model's state, abstract: "actor" or "critic"."""
+    """A trained model's state, abstract: "actor" or "critic". `params_rest`: in host memory while not in use."""
 
     name: str
     programs: ModelPrograms
     params: Any
     state: Any
+    params_rest: bool
 
     @property
     def kept(self) -> dict[str, float]:
-        """What the run keeps of it on every chip all the time."""
-        return {
-            f"{self.name} weights": bytes_per_chip(self.params),
-            f"{self.name} optimizer state": bytes_per_chip(self.state),
-        }
+        """What the run keeps of it on every chip all the time, those arrays that rest in host memory not counted."""
+        kept = {f"{self.name} optimizer state": bytes_per_chip(self.state)}
+        return kept if self.params_rest else kept | {f"{self.name} weights": bytes_per_chip(self.params)}
 
     def training(
         self, packing: Packing, columns: dict[str, np.ndarray], scalars: tuple[Any, ...], steps: int, kept: dict
@@ -109,7 +109,7 @@ def make_workload(
     programs = policy_programs(roles, config.algorithm, model, mesh, total_steps=steps)
     policy = _model("actor", programs, config)
     kept = policy.kept
-    if needs_reference and model.lora is None:
+    if needs_reference and model.lora is None and not roles.ref.fsdp_config.param_offload:
         kept["reference policy"] = bytes_per_chip(programs.abstract_params(programs.dtype))
     values = None
     if critic is not None:
@@ -151,7 +151,7 @@ def _model(name: str, programs: ModelPrograms, config: Config) -> _Model:
         state,
         programs.state_shardings,
     )
-    return _Model(name, programs, params, placed)
+    return _Model(name, programs, params, placed, config.actor_rollout_ref.actor.fsdp_config.param_offload)
 
 
 def _without(kept: dict[str, float], *names: str) -> dict[str, float]:
@@ -198,10 +198,10 @@ def _shape(packing: Packing) -> str:
 
 
 def bytes_per_chip(tree: Any) -> float:
-    """Bytes that a tree of abstract arrays takes on each chip; an array without a placement lies whole on every one."""
+    """Bytes that a tree of abstract arrays takes of each chip's memory, whole ones where they have no placement."""
 
     def size(leaf: Any) -> int:
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
         return math.prod(shape) * leaf.dtype.itemsize
 
-    return float(sum(size(leaf) for leaf in jax.tree.leaves(tree)))
+    return float(sum(size(leaf) for leaf in jax.tree.leaves(tree) if on_device(leaf.sharding)))

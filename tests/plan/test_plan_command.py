@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,12 @@ def test_a_small_model_fits_a_slice(tmp_path):
         "MFU of the actor's update is at most",
     ):
         assert text in done.stdout, text
+    # Counted in the traced program and in the compiled one, by nothing in common.
+    found = re.findall(r"work +(\S+) TFLOP \((\S+) as compiled\)", done.stdout)
+    assert len(found) == 3
+    for traced, compiled in found:
+        assert float(compiled) == pytest.approx(float(traced), rel=0.01)
+    assert float(found[0][0]) > 3 * float(found[2][0]) > 0  # the gradient's and the log-probs'
 
 
 def test_a_model_too_large_for_a_slice_does_not_fit(tmp_path):
