@@ -43,9 +43,10 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A compiled program: what it takes, what it costs (None: the compiler gave up for want of memory).
+    """A compiled program: what it takes, and what it costs as far as its text can be read (else None).
 
-    `flops` are a chip's share of the traced program's matrix products.
+    `flops` are a chip's share of the traced program's matrix products. `exhausted`: the compiler gave up for want of
+    memory.
     """
 
     work: Work
@@ -53,6 +54,7 @@ class Measured:
     cost: Cost | None
     flops: float
     compile_seconds: float
+    exhausted: bool = False
 
 
 def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measured:
@@ -73,7 +75,7 @@ def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measur
         used = float(needed[1]) * _UNITS[needed[2]]
         arguments = bytes_per_chip(work.arguments)  # which it counts in
         memory = Memory(arguments, 0, max(0.0, used - arguments), 0, resident)
-        return Measured(work, memory, None, flops, time.perf_counter() - begin)
+        return Measured(work, memory, None, flops, time.perf_counter() - begin, exhausted=True)
     seconds = time.perf_counter() - begin
     stats = compiled.memory_analysis()
     memory = Memory(
@@ -83,6 +85,9 @@ def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measur
         code=stats.generated_code_size_in_bytes,
         resident=resident,
     )
-    program = hlo.parse(compiled.as_text())
+    try:
+        program = hlo.parse(compiled.as_text())
+    except jax.errors.JaxRuntimeError:  # libtpu has instructions that this jaxlib cannot write down
+        return Measured(work, memory, None, flops, seconds)
     limits = {} if chip is None else {"peak_flops": chip.bf16_flops, "bandwidth": chip.memory_bandwidth}
     return Measured(work, memory, cost_of(program, experts=experts, **limits), flops, seconds)

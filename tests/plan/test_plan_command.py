@@ -62,11 +62,11 @@ def test_a_small_model_fits_a_slice(tmp_path):
         "MFU of the actor's update is at most",
     ):
         assert text in done.stdout, text
-    # Counted in the traced program and in the compiled one, by nothing in common.
+    # Counted in the traced program and in the compiled one, by nothing in common; compilers compute a little twice.
     found = re.findall(r"work +(\S+) TFLOP \((\S+) as compiled\)", done.stdout)
     assert len(found) == 3
     for traced, compiled in found:
-        assert float(compiled) == pytest.approx(float(traced), rel=0.01)
+        assert float(compiled) == pytest.approx(float(traced), rel=0.1)
     assert float(found[0][0]) > 3 * float(found[2][0]) > 0  # the gradient's and the log-probs'
 
 

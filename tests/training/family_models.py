@@ -22,26 +22,29 @@ SIZES = {
 }
 WINDOW = {"sliding_window": 6}  # prompts and responses here are a little longer
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
+# By name: the configuration of a model, from the sizes that all have.
 CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**SIZES),
-    "mistral": lambda: transformers.MistralConfig(**SIZES, **WINDOW),
-    "mixtral": lambda: transformers.MixtralConfig(**SIZES, **EXPERTS, num_local_experts=4),
-    "qwen2": lambda: transformers.Qwen2Config(**{**SIZES, "head_dim": 4}, tie_word_embeddings=True),
-    "qwen3": lambda: transformers.Qwen3Config(**SIZES),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=8, moe_intermediate_size=32),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **SIZES, **WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    "llama": lambda sizes: transformers.LlamaConfig(**sizes),
+    "mistral": lambda sizes: transformers.MistralConfig(**sizes, **WINDOW),
+    "mixtral": lambda sizes: transformers.MixtralConfig(**sizes, **EXPERTS, num_local_experts=4),
+    "qwen2": lambda sizes: transformers.Qwen2Config(
+        **{name: size for name, size in sizes.items() if name != "head_dim"}, tie_word_embeddings=True
     ),
-    "gemma3": lambda: transformers.Gemma3TextConfig(
-        **SIZES, **WINDOW, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"]
+    "qwen3": lambda sizes: transformers.Qwen3Config(**sizes),
+    "qwen3_moe": lambda sizes: transformers.Qwen3MoeConfig(**sizes, **EXPERTS, num_experts=8, moe_intermediate_size=32),
+    "gemma2": lambda sizes: transformers.Gemma2Config(
+        **sizes, **WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    ),
+    "gemma3": lambda sizes: transformers.Gemma3TextConfig(
+        **sizes, **WINDOW, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"]
     ),
 }
 
 
-def save_family(name: str, folder: Path) -> Path:
-    """A random model of `name`, its experts and biases too."""
+def save_family(name: str, folder: Path, **sizes: int) -> Path:
+    """A random model of `name`, its experts and biases too; `sizes` in place of those of SIZES."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](SIZES | sizes))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if any(part in parameter_name for part in ("experts", "mlp.gate.weight", "bias")):

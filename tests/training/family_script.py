@@ -1,6 +1,7 @@
-"""Run as a program with eight virtual devices: three updates of each family on each of its meshes; prints JSON.
+"""Run as a program, one of one or several processes: three updates of each family on each of its meshes; prints JSON.
 
-Arguments: a JSON object {family: [its folder, [meshes], keys of actor_rollout_ref.model]}.
+Arguments: a JSON object {family: [its folder, [meshes], keys of actor_rollout_ref.model]}; with several processes also
+their number, this one's, and an address to meet at. Each mesh takes the first of all their devices.
 Results: {family: [[loss, entropy, norm] * 3 of each mesh]}.
 """
 
@@ -10,6 +11,7 @@ import dataclasses
 import json
 import math
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from training_cases import make_batch, make_config
 
 from jaxrl_ppo.schema.config import AlgorithmConfig
 from jaxrl_ppo.sharding.mesh import make_mesh
+from jaxrl_ppo.training.distributed import initialize
 from jaxrl_ppo.training.policy import PolicyTrainer
 
 COMPARED = ("actor/pg_loss", "actor/entropy", "actor/grad_norm")
@@ -46,6 +49,9 @@ def updates(folder: str, sizes: dict[str, int], model: dict[str, Any]) -> list[l
     return results
 
 
+if len(sys.argv) > 2:
+    processes, rank, coordinator = sys.argv[2:]
+    initialize(SimpleNamespace(deadlines=SimpleNamespace(start_s=60)), coordinator, int(processes), int(rank))
 results = {}
 for name, (folder, meshes, model) in json.loads(sys.argv[1]).items():
     results[name] = [updates(folder, mesh, model) for mesh in meshes]

@@ -1,9 +1,13 @@
-"""Every family: the same updates on one device and on eight, whichever way they divide the work."""
+"""Every family: the same updates on one device and on eight, whichever way they divide the work.
+
+Run as a program, this file takes every family to every mesh, in one process of eight devices and in two of four.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,53 +20,88 @@ from family_models import CONFIGS, save_family
 import device
 
 HERE = Path(__file__).parent
-TENSOR, EXPERT, DATA = {"fsdp": 2, "tensor": 4}, {"expert": 4, "fsdp": 2}, {"fsdp": 8}
+ONE, DATA = {"fsdp": 1}, {"fsdp": 8}
+TENSOR, SEQUENCE = {"fsdp": 2, "tensor": 4}, {"fsdp": 2, "sequence": 4}
+MIXED, EXPERT = {"fsdp": 2, "sequence": 2, "tensor": 2}, {"fsdp": 2, "expert": 4}
 # The first is what the others are compared with. Llama with all its weights is test_meshes' business, here it has a
-# LoRA adapter; data parallelism alone, which knows nothing of families, is tried on the ones with the most to go wrong.
-# Run as a program, this file takes every family to every mesh.
+# LoRA adapter. Data parallelism knows nothing of families, and is left to the ones with the most to go wrong.
 MODEL = {"llama": {"lora_rank": 4}}
-MESHES = {name: [{"fsdp": 1}, TENSOR] for name in CONFIGS}
-MESHES["qwen3_moe"] = [{"fsdp": 1}, TENSOR, EXPERT, DATA]
-MESHES["mixtral"] = [{"fsdp": 1}, EXPERT]
-MESHES["gemma2"] = [{"fsdp": 1}, TENSOR, DATA]
-EVERY_MESH = {name: [{"fsdp": 1}, DATA, TENSOR, EXPERT] for name in CONFIGS}
+MESHES = {name: [ONE, TENSOR] for name in CONFIGS}
+MESHES |= {
+    "mistral": [ONE, SEQUENCE],
+    "gemma2": [ONE, MIXED, DATA],
+    "gemma3": [ONE, MIXED],
+    "mixtral": [ONE, EXPERT],
+    "qwen3_moe": [ONE, MIXED, EXPERT],
+}
+EVERY_MESH = [ONE, DATA, TENSOR, SEQUENCE, MIXED, EXPERT]
+TWO_PROCESSES = [{"fsdp": 4, "sequence": 2}, {"fsdp": 2, "sequence": 2, "tensor": 2}, EXPERT]
 # Compiling is most of the time, and what is compiled here runs once.
 QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
-def run(folder, meshes):
+def run(folder, meshes, processes=1):
+    """What `family_script.py` prints in each process: by family, results on each of its meshes."""
     cases = {
         name: [str(save_family(name, folder / name)), sizes, MODEL.get(name, {})] for name, sizes in meshes.items()
     }
-    environment = os.environ | device.jax_environment("cpu", local_devices=8)
+    environment = os.environ | device.jax_environment("cpu", local_devices=8 // processes)
     environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {QUICK_COMPILATION}"
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
-    script = [sys.executable, HERE / "family_script.py", json.dumps(cases)]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.rsplit("RESULT ", 1)[1])
+    command = [sys.executable, str(HERE / "family_script.py"), json.dumps(cases)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    running = [
+        subprocess.Popen(
+            [*command, str(processes), str(rank), coordinator] if processes > 1 else command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    results = []
+    for process in running:
+        out, errors = process.communicate(timeout=1800)
+        assert process.returncode == 0, errors[-3000:]
+        results.append(json.loads(out.rsplit("RESULT ", 1)[1]))
+    return results
 
 
-def check(results, meshes):
-    expected, *others = np.array(results)
+def check(expected, results, meshes):
+    """`results` on `meshes`, each against those on one device."""
+    expected = np.array(expected)
     assert np.isfinite(expected).all()
     assert (expected[0] != expected[2]).any()
-    for mesh, steps in zip(meshes[1:], others, strict=True):
+    for mesh, steps in zip(meshes, results, strict=True):
         np.testing.assert_allclose(steps, expected, rtol=1e-4, atol=1e-4, err_msg=str(mesh))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("families"), MESHES)
+    return run(tmp_path_factory.mktemp("families"), MESHES)[0]
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_equal_one(results, name):
-    check(results[name], MESHES[name])
+    expected, *others = results[name]
+    check(expected, others, MESHES[name][1:])
+
+
+def main(families):
+    """Every mesh for `families`, printed as they pass."""
+    for family in families:
+        with tempfile.TemporaryDirectory() as temporary:
+            (alone,) = run(Path(temporary), {family: EVERY_MESH})
+            expected, *others = alone[family]
+            check(expected, others, EVERY_MESH[1:])
+            print(family, "equal on", *EVERY_MESH[1:], flush=True)
+            for together in run(Path(temporary), {family: TWO_PROCESSES}, processes=2):
+                check(expected, together[family], TWO_PROCESSES)
+            print(family, "equal in two processes on", *TWO_PROCESSES, flush=True)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        for family, numbers in run(Path(temporary), EVERY_MESH).items():
-            check(numbers, EVERY_MESH[family])
-            print(family, "equal on", *EVERY_MESH[family])
+    main(sys.argv[1:] or CONFIGS)

@@ -8,6 +8,7 @@ import torch
 from torch_oracle import torch_gradients, torch_log_probs
 from training_cases import TEMPERATURE, arrays, assert_close, make_batch, make_config, make_trainer
 
+from jaxrl_ppo.training import setup
 from jaxrl_ppo.training.minibatches import make_mini_batch
 
 EVERYTHING = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coeff": 0.05}
@@ -55,23 +56,21 @@ def expected(torch_model, batch):
     return torch_model, sums
 
 
-@pytest.mark.parametrize(
-    ("settings", "remat"),
-    [
-        ({}, False),
-        ({}, True),
-        ({"prefix_sharing": "false"}, False),
-        ({"ppo_max_token_len_per_gpu": 18}, False),
-        ({"ppo_max_token_len_per_gpu": 18, "prefix_sharing": "false"}, True),
-        ({"ppo_max_token_len_per_gpu": 512, "log_prob_chunk_size": 1000}, False),
-        ({"ppo_micro_batch_size_per_gpu": 2}, False),
-        ({"log_prob_chunk_size": 7}, False),
-    ],
-)
-def test_gradient_equals_torch_for_any_packing(tiny_model, batch, expected, settings, remat):
+SPLITS = [
+    {"ppo_max_token_len_per_gpu": 512, "log_prob_chunk_size": 1000},
+    {"ppo_max_token_len_per_gpu": 18, "log_prob_chunk_size": 7},
+    {"ppo_max_token_len_per_gpu": 18, "prefix_sharing": "false"},
+    {"ppo_micro_batch_size_per_gpu": 2},
+]
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+@pytest.mark.parametrize("settings", SPLITS, ids=str)
+def test_gradient_equals_torch_for_any_packing(tiny_model, batch, expected, settings, remat, monkeypatch):
     config = make_config(**EVERYTHING, **settings)
-    config.model.enable_gradient_checkpointing = remat
+    monkeypatch.setattr(setup, "_remat", lambda enabled, mesh: remat)  # it would be the device's
     trainer = make_trainer(tiny_model, config)
+    assert trainer.programs.remat == remat
     grads, sums, packing = gradient(trainer, batch)
     model, expected_sums = expected
     assert_close(grads, torch_gradients(model, trainer.model))
