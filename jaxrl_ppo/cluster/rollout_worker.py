@@ -119,12 +119,15 @@ class StoreWorker:
         self.store.begin(version)
 
     def put(self, version: int, bucket: dict[str, np.ndarray]) -> None:
+        self.restarted = ray.get_runtime_context().was_current_actor_reconstructed
         """Take one bucket of tensors."""
         self.store.put(version, bucket)
 
-    def commit(self, version: int, number: int) -> WeightManifest:
-        """Make `version` the newest."""
-        return self.store.commit(version, number)
+    def commit(self, version: int, number: int) -> tuple[WeightManifest, bool]:
+        """Make `version` the newest; also tells whether this is the first commit since this process was restarted."""
+        manifest, restarted = self.store.commit(version, number), self.restarted
+        self.restarted = False
+        return manifest, restarted
 
     def copy(self, source: Any, manifest: WeightManifest) -> None:
         """Take over `manifest`'s version from the store `source` of another node, under the same path."""

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from jaxrl_ppo.cluster.deaths import GONE, cause_of
 from jaxrl_ppo.cluster.rollout_worker import StoreWorker
 from jaxrl_ppo.rollout.deadline import within
-from jaxrl_ppo.weights.manifest import WeightManifest
+from jaxrl_ppo.weights.manifest import NotBegunError, WeightManifest
 
 
 def store_root(run_folder: str) -> str:
@@ -58,24 +58,25 @@ class WeightStores:
             await self._copy(node, store)
         self._stores[node] = store
 
-    async def commit(self, version: int, stores: dict[str, Any]) -> WeightManifest:
+    async def commit(self, version: int, stores: dict[str, Any]) -> tuple[WeightManifest, bool]:
         """Make `version`, which was put into all of `stores`, the newest everywhere; the same path on every node.
 
-        Raises StoreLost when a store is gone.
+        Also tells whether a store had been restarted since its last commit. Raises StoreLost when one is gone, or was
+        since the version was put into it.
         """
         # Larger than what a crashed run left in some node's store: folders are named after it, and sorted by it.
         self._commits = number = max(self._commits + 1, int(time.time()))
         commits = asyncio.gather(*(store.commit.remote(version, number) for store in stores.values()))
         try:
-            manifests = await within(
+            committed = await within(
                 commits, self._deadline_s, "the weight stores to commit (trainer.deadlines.weights_s)"
             )
-        except GONE as error:
+        except (*GONE, NotBegunError) as error:
             raise StoreLost(f"a weight store died before it committed version {version}: {cause_of(error)}") from error
-        self._newest = manifests[0]
+        self._newest = committed[0][0]
         for node in self._stores.keys() - stores.keys():  # came while the version was on its way
             await self._copy(node, self._stores[node])
-        return manifests[0]
+        return self._newest, any(restarted for _, restarted in committed)
 
     async def _copy(self, node: str, store: Any) -> None:
         assert self._newest is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,15 +87,22 @@ class TrainerGroup(ModelGroup):
         return (await self.workers.all("update_actor", "update_s", ray.put(batch)))[0]
 
     async def stage_weights(self) -> WeightManifest:
-        for _ in range(STAGE_ATTEMPTS - 1):
-            with contextlib.suppress(StoreLost):
-                return await self._stage_weights()
-            lost = self.stores.forget_lost_nodes()
-            where = f"with its node {', '.join(lost)}" if lost else "and is restarted"
-            self.on_fault("store_lost", f"a weight store died, {where}: the weights are staged again")
-        return await self._stage_weights()
+        for attempt in range(1, STAGE_ATTEMPTS + 1):
+            try:
+                manifest, restarted = await self._stage_weights()
+            except StoreLost:
+                if attempt == STAGE_ATTEMPTS:
+                    raise
+                lost = self.stores.forget_lost_nodes()
+                where = f"with its node {', '.join(lost)}" if lost else "and is restarted"
+                self.on_fault("store_lost", f"a weight store died, {where}: the weights are staged again")
+                continue
+            if restarted and attempt == 1:
+                self.on_fault("store_lost", "a weight store died with nothing on its way to it, and was restarted")
+            break
+        return manifest
 
-    async def _stage_weights(self) -> WeightManifest:
+    async def _stage_weights(self) -> tuple[WeightManifest, bool]:
         megabytes = self.config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
         stores = self.stores.by_node
         version = (await self.workers.all("stage_weights", "weights_s", list(stores.values()), megabytes << 20))[0]

@@ -13,6 +13,7 @@ from jaxrl_ppo.cluster.deaths import GONE, cause_of
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.stores import StoreLost
 from jaxrl_ppo.rollout.deadline import within
+from jaxrl_ppo.weights.manifest import NotBegunError
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
@@ -62,7 +63,7 @@ class Workers:
                 f"{method} on the {len(self.actors)} process(es) of the {self.pool} (trainer.deadlines.{deadline})",
             )
         except ray.exceptions.RayTaskError as error:  # first: one that tells of an actor's death is of both kinds
-            if isinstance(error.cause, GONE):
+            if isinstance(error.cause, (*GONE, NotBegunError)):
                 raise StoreLost(f"a weight store died during {method}: {cause_of(error.cause)}") from error
             if isinstance(error.cause, OSError):  # the pipeline knows what a full disk means, and not what Ray is
                 raise error.cause from error

@@ -11,6 +11,10 @@ class WeightError(RuntimeError):
     """Weights that cannot be trusted: a tensor missing, unknown, mis-shaped or corrupt."""
 
 
+class NotBegunError(WeightError):
+    """A version that its store does not have on its way: dropped, or lost with a store that was restarted since."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorRecord:
     """Where a tensor lies and what it must be. `checksum` is CRC-32 of its bytes."""

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from jaxrl_ppo.weights.manifest import TensorRecord, WeightError, WeightManifest
+from jaxrl_ppo.weights.manifest import NotBegunError, TensorRecord, WeightError, WeightManifest
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class WeightStore:
 
     def _folder_of(self, version: int) -> Path:
         if self._writing is None or version != self._version:
-            raise WeightError(f"weights of version {version}: not begun, or dropped by a later begin or a failed put")
+            raise NotBegunError(f"weights of version {version}: not begun, or dropped by a later begin or a failed put")
         return self._writing
 
     def _abandon(self) -> None:

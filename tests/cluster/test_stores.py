@@ -1,0 +1,64 @@
+"""A weight store whose process dies, on a real Ray node: what was on its way to it is told to be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from jaxrl_ppo.cluster.deaths import GONE
+from jaxrl_ppo.cluster.stores import StoreLost, WeightStores
+
+TENSORS = {"a": np.arange(6, dtype=np.float32)}
+
+
+@pytest.fixture(scope="module")
+def node():
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray.get_runtime_context().get_node_id()
+    ray.shutdown()
+
+
+def process_of(store) -> int:
+    """Waits for a store that is being restarted."""
+    for _ in range(300):
+        try:
+            return ray.get(store.__ray_call__.remote(lambda self: os.getpid()))
+        except GONE:
+            time.sleep(0.1)
+    raise AssertionError("the store did not come back")
+
+
+async def test_a_store_that_dies_is_told_of_and_loses_no_committed_version(node, tmp_path):
+    stores = WeightStores(str(tmp_path), 60)
+    await stores.add(node)
+    (store,) = stores.by_node.values()
+
+    def put(version):
+        ray.get([store.begin.remote(version), store.put.remote(version, TENSORS)])
+
+    def kill():
+        os.kill(process_of(store), signal.SIGKILL)
+        return process_of(store)
+
+    put(1)
+    first, restarted = await stores.commit(1, stores.by_node)
+    assert not restarted
+    kill()
+    put(2)
+    _, restarted = await stores.commit(2, stores.by_node)
+    assert restarted
+    put(3)
+    kill()
+    with pytest.raises(StoreLost, match="died before it committed version 3"):
+        await stores.commit(3, stores.by_node)
+    put(3)
+    third, _ = await stores.commit(3, stores.by_node)
+    assert os.listdir(os.path.dirname(third.folder)).count(os.path.basename(third.folder)) == 1
+    assert third.folder != first.folder
+    await stores.close()
+    assert not os.path.exists(os.path.dirname(third.folder))
