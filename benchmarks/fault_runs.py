@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from fault_checks import PROMPTS, REWARD, SAMPLES
 from safetensors.numpy import save_file
 
 from jaxrl_ppo.cluster.stores import store_root
@@ -27,8 +27,9 @@ from jaxrl_ppo.observability.run_folder import read_metrics
 
 HERE = Path(__file__).parent
 MODEL = HERE.parent / ".quickstart" / "SmolLM2-135M-Instruct"  # for its tokenizer
-PROMPTS, SAMPLES = 4, 4  # of a step
 DEADLINE_S = 900  # a run that takes longer hangs; enough for a machine with other work, too
+GONE_S = 60  # in which what a run had started ends by itself
+LOOK_S = 0.03  # between two looks at what a run does
 SETTINGS = (
     "trainer.logger=[console]",
     f"data.train_batch_size={PROMPTS}",
@@ -41,10 +42,6 @@ SETTINGS = (
     "reward.num_workers=2",
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
 )
-REWARD = """
-def compute_score(data_source, solution_str, ground_truth, extra_info):
-    return sum(map(ord, solution_str)) % 7 / 7
-"""
 
 
 class Hang(Exception):
@@ -88,12 +85,13 @@ def prepare(folder: Path) -> None:
 class Run:
     """One run folder and the processes of the command that works in it."""
 
-    base: Path
+    base: Path  # with the model and the reward function
     folder: Path
     settings: tuple[str, ...]
     rng: random.Random
     output: str = ""
     process: subprocess.Popen[str] | None = None
+    seen: set[psutil.Process] = dataclasses.field(default_factory=set)  # what the command had started
 
     def start(self) -> None:
         """Start the command; the same one goes on after a crash."""
@@ -113,13 +111,14 @@ class Run:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | {"COLUMNS": "250"},
+            # Programs that compile fast are kept too: they are most of a short run.
+            env=os.environ | {"COLUMNS": "250", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
         )
 
     def end(self, deadline_s: float = DEADLINE_S) -> int:
         """Wait for the command; its exit status. Raises Hang, and kills what it started, when it does not end."""
         assert self.process is not None
-        children = psutil.Process(self.process.pid).children(recursive=True) if self.alive else []
+        children = self._descendants()
         try:
             code = self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -139,15 +138,27 @@ class Run:
     def kill(self) -> None:
         """`kill -9` of the command; what it had started must go by itself."""
         assert self.process is not None
+        self._descendants()
         self.process.kill()
         self.process.wait()
+
+    def leftovers(self) -> list[str]:
+        """The processes that the command had started, and that do not end by themselves; they are killed."""
+        end = time.monotonic() + GONE_S
+        while (left := [process for process in self.seen if lives(process)]) and time.monotonic() < end:
+            time.sleep(1)
+        for process in left:
+            process.kill()
+        return [f"still running {GONE_S} s after the end: {process.name()}" for process in left]
 
     def _descendants(self) -> list[psutil.Process]:
         assert self.process is not None
         try:
-            return psutil.Process(self.process.pid).children(recursive=True)
+            found = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+        self.seen.update(found)
+        return found
 
     def find(self, title: str) -> psutil.Process | None:
         """One of the run's processes whose command line has `title` in it, at random."""
@@ -160,7 +171,7 @@ class Run:
                 continue
         return self.rng.choice(found) if found else None
 
-    def wait_for(self, what: str, condition: Any, deadline_s: float = 300) -> Any:
+    def wait_for(self, what: str, condition: Any, deadline_s: float = 600) -> Any:
         """The first true value of `condition()`; None when the command ends before. Raises Hang."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
@@ -168,7 +179,7 @@ class Run:
                 return value
             if not self.alive:
                 return None
-            time.sleep(0.01)
+            time.sleep(LOOK_S)
         raise Hang(f"{what}: not within {deadline_s:.0f} s")
 
     def wait_for_process(self, title: str) -> psutil.Process | None:
@@ -198,44 +209,18 @@ class Run:
             process.send_signal(number)
         return process is not None
 
-    # What a run leaves
-
-    def ordinals(self) -> dict[int, list[int]]:
-        """By step, the prompt of every sample that was trained."""
-        return {
-            int(path.stem.rpartition("_")[2]): [json.loads(line)["ordinal"] for line in path.read_text().splitlines()]
-            for path in sorted((self.folder / "samples").glob("rollout_*.jsonl"))
-        }
-
-    def lost_prompts(self, steps: int, *, in_order: bool = True) -> list[str]:
-        """What is wrong with which prompts were trained when; nothing, if nothing was lost or repeated."""
-        seen = self.ordinals()
-        expected = {
-            s: [PROMPTS * (s - 1) + i for i in range(PROMPTS) for _ in range(SAMPLES)] for s in range(1, steps + 1)
-        }
-        if in_order:
-            return [] if seen == expected else [f"steps trained {seen}"]
-        counts = collections.Counter(ordinal for step in seen.values() for ordinal in step)
-        wanted = dict.fromkeys(range(PROMPTS * steps), SAMPLES)
-        return [] if counts == wanted else [f"prompts trained {dict(counts)}"]
-
-    def faults(self) -> dict[str, float]:
-        """The sum of each `fault/*` and `reward/failures*` over the run."""
-        totals: collections.Counter[str] = collections.Counter()
-        for row in read_metrics(self.folder):
-            for name, value in row.items():
-                if name.startswith(("fault/", "reward/failures")) and value:
-                    totals[name] += value
-        return dict(totals)
-
-    def weights(self, step: int) -> bytes:
-        """The exported weights after `step`."""
-        return (self.folder / f"global_step_{step}" / "huggingface" / "model.safetensors").read_bytes()
-
 
 def pause(rng: random.Random, longest_s: float) -> None:
     """Wait a random while."""
     time.sleep(rng.uniform(0, longest_s))
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process runs; one that has ended and that nobody asks about does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def slow_down(process: psutil.Process, seconds: float) -> None:
