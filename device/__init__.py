@@ -6,7 +6,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from device.chips import Chip, find_chip
-from device.detect import Found, Machine, choose, detect, kind_in_cluster, local_devices, require_plugin
+from device.detect import (
+    Found,
+    Machine,
+    choose,
+    detect,
+    kind_in_cluster,
+    local_devices,
+    require_plugin,
+    visible_environment,
+)
 from device.kinds import KINDS, Capabilities, DeviceError, capabilities, jax_environment
 
 __all__ = [
@@ -19,6 +28,7 @@ __all__ = [
     "auto_set_device",
     "capabilities",
     "check_local_devices",
+    "check_shareable",
     "choose",
     "detect",
     "find_chip",
@@ -26,6 +36,7 @@ __all__ = [
     "kind_in_cluster",
     "local_devices",
     "require_plugin",
+    "visible_environment",
 ]
 
 
@@ -64,3 +75,13 @@ def check_local_devices(
             )
         if here is not None and kind in jax_kinds:
             require_plugin(here)
+
+
+def check_shareable(kind: str, key: str) -> None:
+    """Raise DeviceError unless two processes may have the same device of `kind`, as `key` asks for."""
+    if not capabilities(kind).shareable:
+        raise DeviceError(
+            f"{key}: trainer and rollout cannot take turns on the same {kind.upper()} devices, which belong to one "
+            f"process at a time; set {key.partition('=')[0]}=false and give the rollout devices of its own, "
+            "rollout.nnodes x n_gpus_per_node."
+        )

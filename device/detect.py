@@ -8,7 +8,7 @@ import importlib.util
 import os
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from device.chips import Chip, find_chip
@@ -117,6 +117,11 @@ def local_devices(kind: str, machine: Machine | None = None) -> int | None:
     if kind == "cpu":
         return None
     return next((found.count for found in detect(machine) if found.kind == kind), 0)
+
+
+def visible_environment(kind: str, ids: Sequence[str]) -> dict[str, str]:
+    """The environment variable by which a process is allowed these devices of its host only; none for CPU."""
+    return {VISIBLE[kind][0]: ",".join(ids)} if ids and kind in VISIBLE else {}
 
 
 def kind_in_cluster(resources: Mapping[str, float]) -> str:

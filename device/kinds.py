@@ -20,7 +20,8 @@ class Capabilities:
     """One kind of device.
 
     `ray_resource` is what Ray counts it as. `splittable` says whether a host's devices may be divided among several
-    processes; where they may not, one process drives all of them. `attention` names the attention kernel. `dtypes`
+    processes; where they may not, one process drives all of them. `shareable` says whether two processes may have the
+    same device open. `attention` names the attention kernel. `dtypes`
     are the computation types, the best first. `memory_kinds` are JAX's names of memories that arrays can be put in,
     the default first. `install` says what brings JAX's support for it.
     """
@@ -28,6 +29,7 @@ class Capabilities:
     kind: str
     ray_resource: str
     splittable: bool
+    shareable: bool
     attention: str
     dtypes: tuple[str, ...]
     memory_kinds: tuple[str, ...]
@@ -39,6 +41,7 @@ _CAPABILITIES = {
         "cuda",
         "GPU",
         splittable=True,
+        shareable=True,
         attention="cudnn",
         dtypes=("bfloat16", "float16", "float32"),
         memory_kinds=("device", "pinned_host"),
@@ -48,6 +51,7 @@ _CAPABILITIES = {
         "rocm",
         "GPU",
         splittable=True,
+        shareable=True,
         attention="xla",
         dtypes=("bfloat16", "float16", "float32"),
         memory_kinds=("device", "pinned_host"),
@@ -57,6 +61,7 @@ _CAPABILITIES = {
         "npu",
         "NPU",
         splittable=True,
+        shareable=True,
         attention="xla",
         dtypes=("bfloat16", "float16", "float32"),
         memory_kinds=("device",),
@@ -69,6 +74,7 @@ _CAPABILITIES = {
         "tpu",
         "TPU",
         splittable=False,
+        shareable=False,
         attention="splash",
         dtypes=("bfloat16", "float32"),
         memory_kinds=("device", "pinned_host"),
@@ -78,6 +84,7 @@ _CAPABILITIES = {
         "cpu",
         "CPU",
         splittable=True,
+        shareable=True,
         attention="xla",
         dtypes=("float32", "bfloat16"),
         memory_kinds=("device", "pinned_host"),
@@ -93,8 +100,12 @@ def capabilities(kind: str) -> Capabilities:
     return _CAPABILITIES[kind]
 
 
-def jax_environment(kind: str, *, local_devices: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def jax_environment(
+    kind: str, *, local_devices: int, shared: bool = False, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Environment variables for a process that drives `local_devices` devices of `kind` with JAX.
+
+    With `shared` another process has the same devices: JAX then takes memory as it needs it, and gives it back.
 
     They must be set before the process imports jax. `environment` (default: this process's) is what they are merged
     with. On CPU a device is a virtual one: the process gets as many as it is told. With JAXRL_PPO_EMULATE=1 those of
@@ -103,7 +114,9 @@ def jax_environment(kind: str, *, local_devices: int, environment: Mapping[str, 
     capabilities(kind)
     environment = os.environ if environment is None else environment
     if kind != "cpu" and environment.get(EMULATE) != "1":
-        return {"JAX_PLATFORMS": f"{kind},cpu"}  # cpu stays, for arrays that rest on the host
+        variables = {"JAX_PLATFORMS": f"{kind},cpu"}  # cpu stays, for arrays that rest on the host
+        # By default it takes three quarters of a GPU at its start, and keeps what it was ever given.
+        return variables | ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"} if shared else {})
     flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", environment.get("XLA_FLAGS", ""))
     return {
         "JAX_PLATFORMS": "cpu",

@@ -18,7 +18,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from device import DeviceError, auto_set_device, check_local_devices
+from device import DeviceError, auto_set_device, check_local_devices, check_shareable
 from jaxrl_ppo.models.families import FAMILIES
 from jaxrl_ppo.schema import sizes, table
 from jaxrl_ppo.schema.config import Config
@@ -50,6 +50,7 @@ def __getattr__(name: str) -> Any:
 # the user's own in the working directory would come first on the import path.
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
 BAD_CONFIGURATION = 2
+TURNS = "actor_rollout_ref.hybrid_engine=true"
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 INTERRUPTED, TERMINATED = 130, 143  # as shells say it
 
@@ -142,20 +143,17 @@ def joins_cluster(config: Config) -> bool:
 def check_devices(config: Config) -> None:
     """Whether the pools' devices are on this machine; a cluster's are checked when it is joined.
 
-    Raises DeviceError when there are too few, or when the pools would have to share them, which they cannot yet.
+    Raises DeviceError when there are too few, or when the pools would have to share what cannot be shared.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    kinds = (trainer.device, str(rollout.device))
-    if config.actor_rollout_ref.hybrid_engine and kinds[0] == kinds[1] != "cpu":
-        key = "actor_rollout_ref.hybrid_engine"
-        text = f"{key}=true: not available yet on {kinds[0].upper()}: trainer and rollout cannot take turns on the same"
-        text += f" devices; set {key}=false and give the rollout devices of its own, rollout.nnodes x n_gpus_per_node."
-        raise DeviceError(text)
+    if sizes.takes_turns(config) and trainer.device != "auto":
+        check_shareable(trainer.device, TURNS)
     if joins_cluster(config):
         return
+    kinds = (trainer.device, str(rollout.device))
     needs = dict.fromkeys(kinds, 0)
     needs[kinds[0]] += sizes.trainer_devices(config) + sizes.critic_devices(config)
-    needs[kinds[1]] += sizes.rollout_devices(config)
+    needs[kinds[1]] += 0 if sizes.takes_turns(config) else sizes.rollout_devices(config)
     keys = "trainer.nnodes x n_gpus_per_node and, for the rollout pool, rollout.nnodes x n_gpus_per_node"
     if sizes.critic_devices(config):
         keys += ", for the critic's, critic.nnodes x n_gpus_per_node"

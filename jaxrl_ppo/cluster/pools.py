@@ -33,7 +33,8 @@ class PlacementError(RuntimeError):
 class PoolSpec:
     """A pool of `processes` processes with `devices` devices each.
 
-    `resource` is Ray's name of the device, `node_resource` of something that only the pool's nodes have.
+    `resource` is Ray's name of the device, `node_resource` of something that only the pool's nodes have. `within` names
+    the pool whose devices it takes turns on: such a pool claims nothing of its own.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PoolSpec:
     resource: str
     keys: str  # the configuration keys that decide its size
     node_resource: str | None = None
+    within: str | None = None
 
     def bundle(self) -> dict[str, float]:
         """What one process claims from Ray."""
@@ -63,10 +65,31 @@ class ResourcePoolManager:
         """The pool that serves `role`."""
         return self.pools[self.mapping[role]]
 
+    @property
+    def claiming(self) -> list[PoolSpec]:
+        """The pools that have devices of their own."""
+        return [pool for pool in self.pools.values() if pool.within is None]
+
+    @property
+    def devices(self) -> int:
+        """Devices of all pools together."""
+        return sum(pool.processes * pool.devices for pool in self.claiming)
+
+    def shares(self, pool: PoolSpec) -> bool:
+        """Whether a pool's devices are another's too."""
+        return pool.within is not None or any(other.within == pool.name for other in self.pools.values())
+
+    def host_of(self, role: Role, process: int) -> tuple[int, slice]:
+        """Of a pool within another: the other's process whose devices process number `process` shares, and which."""
+        pool = self.pool_of(role)
+        assert pool.within is not None
+        host, first = divmod(process * pool.devices, self.pools[pool.within].devices)
+        return host, slice(first, first + pool.devices)
+
     def check(self, nodes: list[dict[str, Any]]) -> None:
         """Raise PlacementError unless `nodes` (as `ray.nodes()` gives them) hold every pool at once."""
         free = [dict(node["Resources"]) for node in nodes if node["Alive"]]
-        for pool in self.pools.values():
+        for pool in self.claiming:
             bundle = pool.bundle()
             for process in range(pool.processes):
                 fitting = [node for node in free if all(node.get(k, 0.0) >= v for k, v in bundle.items())]
@@ -92,7 +115,7 @@ class ResourcePoolManager:
     def create(self, timeout_s: float) -> None:
         """Reserve every pool. Raises PlacementError when the cluster cannot hold them within `timeout_s`."""
         self.check(ray.nodes())
-        for pool in self.pools.values():
+        for pool in self.claiming:
             group = placement_group([pool.bundle()] * pool.processes, strategy="PACK", name=pool.name)
             self._groups[pool.name] = group
             if not group.wait(timeout_s):
@@ -103,12 +126,16 @@ class ResourcePoolManager:
 
     def options(self, role: Role, process: int) -> dict[str, Any]:
         """Actor options that put process number `process` of `role` where it belongs."""
-        pool = self.pool_of(role)
+        pool, bundle_index = self.pool_of(role), process
+        if pool.within is not None:
+            bundle_index, _ = self.host_of(role, process)
         options: dict[str, Any] = {
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                placement_group=self._groups[pool.name], placement_group_bundle_index=process
+                placement_group=self._groups[pool.within or pool.name], placement_group_bundle_index=bundle_index
             )
         }
+        if pool.within is not None:
+            return options | {"num_cpus": 0}
         bundle = pool.bundle()
         options["num_cpus"] = bundle.pop("CPU")
         if "GPU" in bundle:

@@ -32,16 +32,20 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
     """The pools of this configuration: one process per trainer host, one per host of a critic's own pool, one per
     rollout replica.
 
-    On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host.
+    On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host. Raises
+    DeviceError where trainer and rollout are to take turns on devices that cannot be shared.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    turns = sizes.takes_turns(config)
+    if turns:
+        device.check_shareable(trainer.device, "actor_rollout_ref.hybrid_engine=true")
     pools = {
         TRAINER_POOL: PoolSpec(
             TRAINER_POOL,
             processes=trainer.nnodes,
             devices=trainer.n_gpus_per_node,
             resource=device.capabilities(trainer.device).ray_resource,
-            keys="trainer.nnodes, trainer.n_gpus_per_node, trainer.device",
+            keys="trainer.nnodes, trainer.n_gpus_per_node, trainer.device" + ", shared with the rollout" * turns,
             node_resource=trainer.node_resource,
         ),
         ROLLOUT_POOL: PoolSpec(
@@ -51,6 +55,7 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
             resource=device.capabilities(rollout.device or trainer.device).ray_resource,
             keys="actor_rollout_ref.rollout.nnodes, .n_gpus_per_node, .tensor_model_parallel_size, .device",
             node_resource=rollout.node_resource,
+            within=TRAINER_POOL if turns else None,
         ),
     }
     where = {Role.Rollout: ROLLOUT_POOL}

@@ -43,9 +43,14 @@ class RolloutGroup:
         self.config, self.worker_class, self.pools, self.model_folder = config, worker_class, pools, model_folder
         self.stores, self.on_fault = stores, on_fault
         self._actors: dict[int, Any] = {}
+        self._shared: list[list[str]] = []
 
-    async def start(self, verify: Verify) -> Router:
-        """Start every replica; returns the router over them, which has `verify` check each weight load."""
+    async def start(self, verify: Verify, shared: list[list[str]] | None = None) -> Router:
+        """Start every replica; returns the router over them, which has `verify` check each weight load.
+
+        `shared` are the devices of each trainer process, where the replicas take turns with it.
+        """
+        self._shared = shared or []
         replicas = await asyncio.gather(
             *(self._first_start(i) for i in range(self.pools.pool_of(Role.Rollout).processes))
         )
@@ -69,9 +74,7 @@ class RolloutGroup:
         """A new replica number `index`; what is left of an older one is killed first."""
         if index in self._actors:
             ray.kill(self._actors[index])
-        rollout, pool = self.config.actor_rollout_ref.rollout, self.pools.pool_of(Role.Rollout)
-        kind = rollout.device or self.config.trainer.device
-        environment = device.jax_environment(kind, local_devices=pool.devices) if rollout.name == "jax" else {}
+        environment = self._environment(index)
         actor = self._actors[index] = self.worker_class.options(
             **self.pools.options(Role.Rollout, index), runtime_env={"env_vars": environment}
         ).remote(os.getcwd(), self.config, index)
@@ -82,3 +85,17 @@ class RolloutGroup:
         )
         await self.stores.add(node)
         return Replica(actor)
+
+    def _environment(self, index: int) -> dict[str, str]:
+        """The variables of replica number `index`'s process."""
+        rollout, pool = self.config.actor_rollout_ref.rollout, self.pools.pool_of(Role.Rollout)
+        kind, variables = rollout.device or self.config.trainer.device, {}
+        if rollout.name == "jax":
+            shared = self.pools.shares(pool)
+            variables = device.jax_environment(kind, local_devices=pool.devices, shared=shared)
+        if self._shared:
+            host, some = self.pools.host_of(Role.Rollout, index)
+            visible = device.visible_environment(kind, self._shared[host][some])
+            # Ray would hide the devices from a process that claims none.
+            variables |= visible | {f"RAY_EXPERIMENTAL_NOSET_{name}": "1" for name in visible}
+        return variables

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from jaxrl_ppo.cluster.process import enter
+from jaxrl_ppo.schema import sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +40,11 @@ class RolloutWorker:
             from jaxrl_ppo.rollout.vllm_engine import VllmEngine
 
             self.engine = await VllmEngine.create(
-                model_folder, rollout, index=self.index, start_deadline_s=self.config.trainer.deadlines.start_s
+                model_folder,
+                rollout,
+                index=self.index,
+                sleeps=sizes.takes_turns(self.config) and rollout.free_cache_engine,
+                start_deadline_s=self.config.trainer.deadlines.start_s,
             )
         else:
             from jaxrl_ppo.rollout.jax_engine import JaxEngine
@@ -55,6 +60,10 @@ class RolloutWorker:
     async def load_weights(self, manifest: WeightManifest) -> None:
         """Run `manifest`'s weights from now on."""
         await self.engine.load_weights(manifest)
+
+    async def sleep(self) -> None:
+        """Give weights and caches up until the next load."""
+        await self.engine.sleep()
 
     async def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """Log-prob of each token after the first."""
@@ -89,6 +98,9 @@ class Replica:
     async def load_weights(self, manifest: WeightManifest) -> None:
         await self.actor.load_weights.remote(manifest)
 
+    async def sleep(self) -> None:
+        await self.actor.sleep.remote()
+
     async def score(self, token_ids: Sequence[int]) -> np.ndarray:
         return await self.actor.score.remote(list(token_ids))
 
@@ -107,6 +119,7 @@ class StoreWorker:
         from jaxrl_ppo.weights.manifest import WeightError
         from jaxrl_ppo.weights.store import WeightStore
 
+        self.restarted = ray.get_runtime_context().was_current_actor_reconstructed
         for _ in range(STORE_WAIT_S):  # a run that was just killed may not have let go of its store yet
             with contextlib.suppress(WeightError):
                 self.store = WeightStore(root)
@@ -119,7 +132,6 @@ class StoreWorker:
         self.store.begin(version)
 
     def put(self, version: int, bucket: dict[str, np.ndarray]) -> None:
-        self.restarted = ray.get_runtime_context().was_current_actor_reconstructed
         """Take one bucket of tensors."""
         self.store.put(version, bucket)
 

@@ -161,6 +161,8 @@ class TaskRunner:
         total_steps = config.trainer.total_training_steps or prompts.steps_per_epoch * config.trainer.total_epochs
         step = controller["step"] if controller else 0
         self._tell(("start", {"total_steps": total_steps, "start_step": step}))
+        if sizes.takes_turns(config) and (rollout.name, rollout.device) == ("vllm", "cpu"):
+            self._tell(("note", "vLLM's build for CPUs frees nothing while it sleeps: its memory stays its own"))
         if step >= total_steps:
             self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}"))
             return
@@ -220,7 +222,7 @@ class TaskRunner:
             agents=agents,
             validation_prompts=validation,
             total_steps=total_steps,
-            devices=sum(pool.processes * pool.devices for pool in pools.pools.values()),
+            devices=pools.devices,
             checkpoints=checkpoints,
             observer=observer,
             identity=made_of,
@@ -261,7 +263,9 @@ class TaskRunner:
         probe: list[int],
         on_fault: OnFault,
     ) -> tuple[TrainerGroup, CriticGroup | None, Router]:
-        """Start the trainer pool and the replicas, at the same time; a failure of either ends the start of the other.
+        """Start the trainer pool and the replicas; a failure of either ends the start of the other.
+
+        At the same time, unless they take turns on the same devices.
 
         `critic_folder` is the critic's model, None without one. `probe` are the tokens with which every weight load is
         checked; `on_fault` hears of what is lost and replaced.
@@ -285,6 +289,10 @@ class TaskRunner:
             await critic.load(critic_folder, total_steps * sizes.critic_steps_per_step(config))
             return trainer, critic
 
+        if sizes.takes_turns(config):  # one after the other: an engine sizes its cache by the memory that is free
+            trainer, critic = await start_trainers()
+            shared = await trainer.workers.all("device_ids", "start_s", pools.pool_of(Role.Actor).resource)
+            return trainer, critic, await rollouts.start(weight_probe.verify, shared)
         async with asyncio.TaskGroup() as starting:
             replicas = starting.create_task(rollouts.start(weight_probe.verify))
             trainers = starting.create_task(start_trainers())

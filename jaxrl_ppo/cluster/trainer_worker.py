@@ -40,6 +40,10 @@ class TrainerWorker:
             probe.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
+    def device_ids(self, resource: str) -> list[str]:
+        """Which of its host's devices, by Ray's name for them, this process has; none of CPU's, which are virtual."""
+        return ray.get_runtime_context().get_accelerator_ids().get(resource, [])
+
     def join(self, coordinator: str) -> None:
         """Join the JAX program at `coordinator` and build the mesh."""
         from jaxrl_ppo.training.distributed import initialize

@@ -34,7 +34,8 @@ class Workers:
     async def start(cls, config: Config, worker_class: Any, pools: ResourcePoolManager, role: Role) -> Workers:
         """Start the processes of the pool that serves `role` as one JAX program."""
         pool = pools.pool_of(role)
-        environment = device.jax_environment(config.trainer.device, local_devices=pool.devices)
+        shared = pools.shares(pool)
+        environment = device.jax_environment(config.trainer.device, local_devices=pool.devices, shared=shared)
         actors = [
             worker_class.options(**pools.options(role, rank), runtime_env={"env_vars": environment}).remote(
                 os.getcwd(), config, rank, pool.processes

@@ -89,6 +89,10 @@ class Rollouts(Protocol):
         """Return when every replica runs `manifest`'s weights."""
         ...
 
+    async def sleep(self) -> None:
+        """Return when every replica has given up its devices' memory, until `load_weights`."""
+        ...
+
 
 class Rewards(Protocol):
     """The reward function behind its worker processes."""

@@ -316,6 +316,7 @@ class Run:
         prompts, rollout = self.contract.prompts, self.config.actor_rollout_ref.rollout
         with self.observer.span("contract", track="weight_sync", step=self.step):
             sampling, completions = await self.generation.probe(prompts)
+            await self.sleep_rollouts()
             check_completions(completions, sampling, self.contract.end_ids)
             samples = ordered(prompts, [make_sample(completion) for completion in completions])
             for sample in samples:
@@ -331,6 +332,7 @@ class Run:
             temperature=rollout.temperature,
             contract=self.contract,
         )
+        await self.sync_weights()
 
     async def load_weights(self, manifest: WeightManifest, step: int) -> None:
         """Bring every replica to `manifest`'s weights, in the time of `step`."""
@@ -338,6 +340,13 @@ class Run:
             with self.phase("update_weights", step, "weight_sync"):
                 await self.rollouts.load_weights(manifest)
             self._loaded_version = manifest.version
+
+    async def sleep_rollouts(self) -> None:
+        """Have the rollouts free the devices that they share with the trainer, until weights are loaded again."""
+        if sizes.takes_turns(self.config) and self.config.actor_rollout_ref.rollout.free_cache_engine:
+            with self.observer.span("sleep", track="weight_sync", step=self.step + 1):
+                await self.rollouts.sleep()
+            self._loaded_version = None
 
     # Validation
 

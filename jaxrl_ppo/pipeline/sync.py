@@ -12,6 +12,7 @@ async def fit(run: Run) -> None:
     await run.validate_before()
     for step in run.remaining_steps():
         batch = await run.start_generating(step)
+        await run.sleep_rollouts()  # where they take turns with the trainer on its devices
         await run.train(step, batch)
         await run.sync_weights()
         if run.validates_at(step):

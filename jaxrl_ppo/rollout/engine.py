@@ -69,6 +69,13 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Free the devices' memory, weights and caches, as far as the engine can; `load_weights` wakes it.
+
+        Requests under way are aborted. An engine that sleeps already sleeps on.
+        """
+        ...
+
     async def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """Log-prob of each token after the first given those before it, temperature 1: float32 [len - 1]."""
         ...

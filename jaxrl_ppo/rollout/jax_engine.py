@@ -28,6 +28,7 @@ from jaxrl_ppo.weights.manifest import WeightManifest
 logger = logging.getLogger(__name__)
 
 STEPS = 4  # tokens a request gets before finished ones are let go, waiting ones let in, and weights exchanged
+ASLEEP = "it sleeps until weights are loaded"
 
 
 class JaxEngine:
@@ -112,6 +113,12 @@ class JaxEngine:
         params = await asyncio.to_thread(read_version, manifest, self._model, self._dtype)
         await self._run(lambda: self._set_weights(params, manifest.version))
 
+    async def sleep(self) -> None:
+        """See RolloutEngine. Raises EngineDead."""
+        if self._unusable != ASLEEP:
+            self._check_usable()
+            await self._run(self._let_go)
+
     async def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """See RolloutEngine. Raises RequestError, EngineDead."""
         self._check_usable()
@@ -169,6 +176,13 @@ class JaxEngine:
         self._scheduler.set_weights(params, version)
         self._unusable = None
 
+    def _let_go(self) -> None:
+        self._params = None
+        self._scheduler.clear()
+        self._unusable = ASLEEP
+        for call in list(self._pending):
+            call.abort(EngineDead(f"this engine cannot serve: {self._unusable}"))
+
     async def _run(self, function: Callable[[], Any]) -> Any:
         """The result of `function`, run in the engine's thread between two steps."""
         future: Future[Any] = Future()
@@ -225,6 +239,11 @@ class _Call:
     def put(self, result: Completion | Exception) -> None:
         """Hand over a result, from the engine's thread."""
         self._loop.call_soon_threadsafe(self.results.put_nowait, result)
+
+    def abort(self, error: Exception) -> None:
+        """End a wait for completions with an error."""
+        if self._future is None:
+            self.put(error)
 
     def fail(self, error: Exception) -> None:
         """End the wait with an error."""

@@ -94,6 +94,12 @@ class Scheduler:
         self._slots, self._rows, self._batch = [], [], None
         self._params, self._version = params, version
 
+    def clear(self) -> None:
+        """Forget all generations, their caches and the weights."""
+        self._waiting.clear()
+        self._slots, self._rows, self._batch = [], [], None
+        self._params = None
+
     def step(self) -> None:
         """Admit what waits and fits, then a few tokens for all."""
         self._admit()

@@ -149,6 +149,24 @@ class Router:
             self._fail(index, serving[index], error)
         await self._until_one_lives()
 
+    async def sleep(self) -> None:
+        """Put every replica to sleep, until `load_weights`; one that cannot is replaced first.
+
+        A replacement under way is waited for: it must not come up on devices that are somebody else's by then.
+        """
+        asleep = False
+        while not asleep or self._recovering:
+            if self._recovering:
+                await asyncio.wait(self._recovering.values())
+            serving = {index: self._replicas[index] for index in self.live}
+            failed = await self._each(
+                serving,
+                lambda index, replica: within(replica.sleep(), self._limits.load_s, f"replica {index} to fall asleep"),
+            )
+            for index, error in failed.items():
+                self._fail(index, serving[index], error)
+            asleep = not failed
+
     async def score(self, token_ids: Sequence[int]) -> list[np.ndarray]:
         """Log-probs of `token_ids` (see RolloutEngine.score) from every living replica, in order.
 

@@ -45,7 +45,7 @@ class VllmEngine:
         self._stop_token_ids = vllm_setup.stop_token_ids(model_folder)
         self._shapes = checks.model_shapes(model_folder)
         self._unusable: str | None = "it has no weights yet"
-        self._closed = False
+        self._closed = self._asleep = False
         self._loading = asyncio.Lock()
         self._counter = 0
 
@@ -56,6 +56,7 @@ class VllmEngine:
         config: RolloutConfig,
         *,
         index: int = 0,
+        sleeps: bool = False,
         start_deadline_s: float = 1200.0,
         deadline_s: float = 600.0,
     ) -> VllmEngine:
@@ -67,6 +68,7 @@ class VllmEngine:
         Args:
             model_folder: a Hugging Face folder.
             index: of this replica; chooses its cores.
+            sleeps: whether `sleep` will be called. vLLM's builds for CPU only pause then: their memory stays theirs.
             start_deadline_s: for the start.
             deadline_s: for each later wait for vLLM that does not depend on requests (pause, load, resume).
 
@@ -82,6 +84,8 @@ class VllmEngine:
         from jaxrl_ppo.weights import vllm_owner
 
         arguments = vllm_setup.engine_arguments(config, model_folder)
+        if sleeps and not vllm_setup.is_cpu_build():
+            arguments["enable_sleep_mode"] = True
         if config.cpu_affinity is not None:
             os.sched_setaffinity(0, config.cpu_affinity[index])
         cores = sorted(os.sched_getaffinity(0))
@@ -138,10 +142,16 @@ class VllmEngine:
                 self._check_usable()
             await asyncio.to_thread(checks.verify, manifest, self._shapes)
             try:
-                await within(
-                    self._llm.pause_generation(mode="keep", clear_cache=True), self._deadline_s, "vLLM's pause"
-                )
+                if self._asleep:
+                    await within(self._llm.wake_up(["weights"]), self._deadline_s, "vLLM to make room for weights")
+                else:
+                    await within(
+                        self._llm.pause_generation(mode="keep", clear_cache=True), self._deadline_s, "vLLM's pause"
+                    )
                 await self._load(manifest)
+                if self._asleep:  # after the weights, whose loading takes memory too
+                    await within(self._llm.wake_up(["kv_cache"]), self._deadline_s, "vLLM to make room for its cache")
+                    self._asleep = False
             except _engine_dead_error() as error:
                 raise self._died() from error
             finally:
@@ -164,6 +174,21 @@ class VllmEngine:
                 await within(self._llm.pause_generation(mode="abort"), self._deadline_s, "vLLM to abort requests")
             raise
         self._unusable = None
+
+    async def sleep(self) -> None:
+        """See RolloutEngine. At vLLM's level 2: weights are not kept in host memory, since newer ones come.
+
+        Raises EngineDead.
+        """
+        async with self._loading:
+            if self._asleep:
+                return
+            self._check_usable()
+            self._unusable, self._asleep = "it sleeps until weights are loaded", True
+            try:
+                await within(self._llm.sleep(level=2, mode="abort"), self._deadline_s, "vLLM to fall asleep")
+            except _engine_dead_error() as error:
+                raise self._died() from error
 
     async def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """See RolloutEngine. Nothing is taken from the prefix cache. Raises RequestError, EngineDead."""

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Callable, Collection
 from typing import Any
 
+from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.legacy import leaves, remove
@@ -57,8 +58,7 @@ FOREIGN = {
     "actor_rollout_ref.ref.use_remove_padding": "model.use_remove_padding decides",
     "actor_rollout_ref.ref.megatron": "the actor's mesh serves both",
     "actor_rollout_ref.rollout.mode": "engines are always asynchronous",
-    "actor_rollout_ref.rollout.free_cache_engine": "engines have devices of their own",
-    "actor_rollout_ref.rollout.multi_stage_wake_up": "engines have devices of their own",
+    "actor_rollout_ref.rollout.multi_stage_wake_up": "an engine's cache always comes back after its weights",
     "actor_rollout_ref.rollout.layered_summon": "weights always travel in buckets",
     "actor_rollout_ref.rollout.cudagraph_capture_sizes": "engine_kwargs.vllm takes it",
     "actor_rollout_ref.rollout.scheduling_policy": "engine_kwargs.vllm takes it",
@@ -116,6 +116,10 @@ def _no_tools(config: Config) -> bool:
     return not config.actor_rollout_ref.rollout.multi_turn.enable
 
 
+def _apart(config: Config) -> bool:
+    return not sizes.takes_turns(config)
+
+
 def _not_async(config: Config) -> bool:
     return config.trainer.mode != "async"
 
@@ -170,6 +174,15 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
     "async_training.max_staleness": (_not_async, "only trainer.mode=async runs ahead"),
     "async_training.trigger_parameter_sync_step": (_not_async, "only trainer.mode=async runs ahead"),
     "async_training.partial_rollout": (_not_async, "only trainer.mode=async runs ahead"),
+    "actor_rollout_ref.hybrid_engine": (
+        lambda config: config.actor_rollout_ref.hybrid_engine and _apart(config),
+        "the rollout's devices are of another kind than the trainer's",
+    ),
+    f"{ROLLOUT}.free_cache_engine": (_apart, "trainer and rollout have devices of their own"),
+    f"{ROLLOUT}.node_resource": (
+        lambda config: config.actor_rollout_ref.rollout.node_resource is not None and sizes.takes_turns(config),
+        "the rollout is where the trainer is",
+    ),
     f"{ROLLOUT}.enforce_eager": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.enable_chunked_prefill": (_jax_engine, "the jax engine has no such setting"),
     f"{ROLLOUT}.engine_kwargs.vllm": (_jax_engine, "the jax engine has no such setting"),

@@ -82,6 +82,9 @@ class RolloutConfig:
     response_length: int = key(512, "Response tokens at most.", ge=1)
     dtype: str = key("bfloat16", "Data type of the engine's weights.", choices=("bfloat16", "float16", "float32"))
     gpu_memory_utilization: float = key(0.5, "Share of a device's memory that the engine takes.", gt=0, le=1)
+    free_cache_engine: bool = key(
+        True, "Where trainer and rollout take turns, the engine gives up weights and cache while the trainer works."
+    )
     ignore_eos: bool = key(False, "Generate on after an end token.")
     enforce_eager: bool = key(False, "vLLM: no compiled graphs.")
     tensor_model_parallel_size: int | None = key(None, "Devices of one replica; null: 1.", ge=1)

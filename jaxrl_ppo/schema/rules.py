@@ -228,6 +228,8 @@ def modes(config: Config) -> Iterator[Fault]:
     if trainer.mode != "sync" and config.actor_rollout_ref.hybrid_engine:
         text = f"trainer.mode={trainer.mode} generates while it trains, so the two need devices of their own"
         yield Fault((key, "trainer.mode"), f"{key}=true: {text}.")
+    if sizes.takes_turns(config):
+        yield from _turns(config)
     if not config.data.val_files and (trainer.val_only or trainer.test_freq > 0):
         asks = "trainer.val_only=true" if trainer.val_only else f"trainer.test_freq={trainer.test_freq}"
         yield Fault(("data.val_files",), f"{asks} needs data.val_files.")
@@ -242,6 +244,22 @@ def modes(config: Config) -> Iterator[Fault]:
     if unsaved:
         keys = (f"{ACTOR}.checkpoint.load_contents", f"{ACTOR}.checkpoint.save_contents")
         yield Fault(keys, f"{keys[0]} asks for {', '.join(unsaved)}, which {keys[1]} does not save.")
+
+
+def _turns(config: Config) -> Iterator[Fault]:
+    """The rollout is on all of the trainer's devices, and each replica on those of one trainer process."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    key = "actor_rollout_ref.hybrid_engine"
+    for size in ("nnodes", "n_gpus_per_node"):
+        ours, theirs = getattr(trainer, size), getattr(rollout, size)
+        if ours != theirs:
+            keys = (f"{ROLLOUT}.{size}", f"rollout.{size}", f"trainer.{size}", key)
+            text = f"is not trainer.{size}={ours}, but with {key}=true the two take turns on the same devices"
+            yield Fault(keys, f"{ROLLOUT}.{size}={theirs} {text}; set {key}=false to give the rollout its own.")
+    each = sizes.replica_devices(config)
+    if trainer.n_gpus_per_node % each:
+        text = f"the trainer's processes have {trainer.n_gpus_per_node} devices, and a replica needs {each}"
+        yield Fault((f"{ROLLOUT}.tensor_model_parallel_size", key), f"{key}=true: {text}: replicas must fit in.")
 
 
 def data_files(config: Config) -> Iterator[Fault]:

@@ -19,6 +19,12 @@ def rollout_devices(config: Config) -> int:
     return config.actor_rollout_ref.rollout.nnodes * config.actor_rollout_ref.rollout.n_gpus_per_node
 
 
+def takes_turns(config: Config) -> bool:
+    """Whether rollout and trainer share the trainer's devices, each at its time."""
+    policy, trainer = config.actor_rollout_ref, config.trainer
+    return policy.hybrid_engine and trainer.mode == "sync" and policy.rollout.device in (None, trainer.device)
+
+
 def replica_devices(config: Config) -> int:
     """Devices of one rollout replica."""
     rollout = config.actor_rollout_ref.rollout

@@ -102,8 +102,7 @@ def _devices(config: Config) -> list[tuple[str, str]]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in shape.items() if size > 1) or "one device"
     per_replica = sizes.replica_devices(config)
     split = f"{per_replica} device{'s' * (per_replica > 1)} each"
-    turns = config.actor_rollout_ref.hybrid_engine and rollout.device == trainer.device != "cpu"
-    shared = ", the trainer's, in turns" if turns else ""
+    shared = ", the trainer's, in turns" if sizes.takes_turns(config) else ""
     return [
         ("trainer", f"{_pool(trainer.device, trainer.nnodes, trainer.n_gpus_per_node)}; mesh: {mesh}"),
         ("trainer data types", f"{actor.fsdp_config.model_dtype} weights, {actor.fsdp_config.dtype} computation"),

@@ -18,6 +18,9 @@ class Where:
     def node(self) -> str:
         return ray.get_runtime_context().get_node_id()
 
+    def gpus(self) -> list[str]:
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
 
 @pytest.fixture(scope="module")
 def nodes():
@@ -66,6 +69,28 @@ def test_trainers_go_to_their_tpu_slice_and_rollouts_to_the_gpus(nodes):
     pools.close()
     assert set(places[Role.Actor]) == {nodes["tpu 0"], nodes["tpu 1"]}
     assert places[Role.Rollout] == [nodes["gpu 0"]] * 2
+
+
+def test_replicas_that_take_turns_go_where_the_trainers_are_and_claim_nothing(nodes):
+    config = make_config(n_gpus_per_node=2, tensor_model_parallel_size=1)
+    config.actor_rollout_ref.hybrid_engine = True
+    config.trainer.device, config.trainer.nnodes, config.trainer.n_gpus_per_node = "cuda", 1, 2
+    config.trainer.node_resource = None
+    pools = pools_of(config)
+    assert pools.devices == 2
+    pools.check(ray.nodes())
+    pools.create(60)
+    trainer = Where.options(**pools.options(Role.Actor, 0)).remote()
+    replicas = [Where.options(**pools.options(Role.Rollout, process)).remote() for process in range(2)]
+    places = ray.get([worker.node.remote() for worker in (trainer, *replicas)], timeout=60)
+    assert places == [nodes["gpu 0"]] * 3
+    assert sorted(ray.get(trainer.gpus.remote())) == ["0", "1"]
+    assert [pools.host_of(Role.Rollout, process) for process in range(2)] == [(0, slice(0, 1)), (0, slice(1, 2))]
+    pools.close()
+
+    config.trainer.n_gpus_per_node = config.actor_rollout_ref.rollout.n_gpus_per_node = 4
+    with pytest.raises(PlacementError, match=r"'trainer_pool' lacks GPU \(4 needed, 2 left.*shared with the rollout\)"):
+        pools_of(config).check(ray.nodes())
 
 
 @pytest.mark.parametrize(

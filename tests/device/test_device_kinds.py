@@ -62,6 +62,17 @@ def test_environment_of_accelerators(kind: str) -> None:
     assert device.jax_environment(kind, local_devices=4) == {"JAX_PLATFORMS": f"{kind},cpu"}
 
 
+def test_devices_that_two_processes_take_turns_on() -> None:
+    for kind in ("cuda", "rocm", "npu", "cpu"):
+        device.check_shareable(kind, "some.key=true")
+    with pytest.raises(DeviceError, match=r"some\.key=true: .* same TPU devices, .*set some\.key=false"):
+        device.check_shareable("tpu", "some.key=true")
+    shared = device.jax_environment("cuda", local_devices=1, shared=True, environment={})
+    assert shared["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"
+    assert device.visible_environment("rocm", ["1", "3"]) == {"HIP_VISIBLE_DEVICES": "1,3"}
+    assert device.visible_environment("cpu", []) == {}
+
+
 def test_environment_of_virtual_devices_in_real_jax() -> None:
     flags = "--xla_force_host_platform_device_count=7 --xla_cpu_enable_fast_math=false"
     variables = device.jax_environment("cpu", local_devices=3, environment={"XLA_FLAGS": flags})

@@ -13,6 +13,8 @@ import pytest
 from ray.cluster_utils import Cluster
 from transformers import AutoTokenizer
 
+from jaxrl_ppo.observability.timeline import read_spans
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -71,3 +73,24 @@ def test_tpu_hosts_train_and_gpu_hosts_generate_and_the_last_validation_is_of_th
     accuracy = sum(sum(map(ord, text)) % 7 / 7 for text in texts) / len(texts)
     (reported,) = (value for name, value in metrics[3].items() if name.startswith("val-core/"))
     assert reported == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_trainer_and_rollouts_take_turns_on_the_same_devices(command, cluster):
+    command.run(
+        f"ray_kwargs.ray_init.address={cluster.address}",
+        "+ray_kwargs.ray_init.runtime_env.env_vars={JAXRL_PPO_EMULATE: '1'}",
+        "trainer.mode=sync",
+        "actor_rollout_ref.hybrid_engine=true",
+        "trainer.device=cuda",  # the cluster has two, so there is no room for a rollout pool beside the trainer's
+        "trainer.n_gpus_per_node=2",
+        "rollout.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "algorithm.rollout_correction.bypass_mode=false",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=-1",
+    )
+    metrics = command.metrics()
+    for step in (1, 2):  # awake again, the engine computes with the weights just trained
+        assert metrics[step]["rollout_corr/log_ppl_abs_diff"] < 1e-5
+    spans = {span.name: span.start for span in read_spans(command.folder / "timeline.json") if span.step == 2}
+    assert spans["gen"] < spans["sleep"] < spans["update_actor"] < spans["stage_weights"]

@@ -91,6 +91,10 @@ class Rollouts:
             )
         self.world.log.append(("generation ends", requests[0].id, version))
 
+    async def sleep(self):
+        self.version = -1
+        self.world.log.append(("sleep",))
+
     async def load_weights(self, manifest):
         self.version = manifest.version
         self.world.log.append(("load", manifest.version))
@@ -207,8 +211,30 @@ async def test_sync_generates_each_batch_with_the_weights_it_trains(tmp_path):
     versions = [event[2] for event in world.log if event[0] == "generation begins"]
     assert versions == [0, 1, 2, 3]
     assert [m["training/staleness"] for m in observer.steps.values()] == [0, 0, 0, 0]
-    kinds = [event[0] for event in world.log if event[0] != "load"]
+    kinds = [event[0] for event in world.log if event[0] not in ("load", "sleep")]
     assert kinds == ["generation begins", "generation ends", "update begins", "update ends"] * 4
+
+
+async def test_taking_turns_the_rollouts_sleep_while_the_trainer_works(tmp_path):
+    run, world, observer = make_run(tmp_path / "turns", 3, test_freq=2)
+    run.config.actor_rollout_ref.hybrid_engine = True
+    await finish("sync", run)
+    kinds = [event[0] for event in world.log]
+    turn = ["generation begins", "generation ends", "sleep", "update begins", "update ends", "load"]
+    checked = ["load", "generation begins", "generation ends"]  # a validation answers before the first turn
+    validated = ["generation begins", "generation ends"]
+    assert kinds == checked + turn + turn + validated + turn + validated
+
+    apart, _, expected = make_run(tmp_path / "apart", 3, test_freq=2)
+    apart.config.actor_rollout_ref.hybrid_engine = False
+    await finish("sync", apart)
+    assert run.trainer.state == apart.trainer.state
+    assert observer.ordinals == expected.ordinals
+
+    kept, world, _ = make_run(tmp_path / "kept", 2)
+    kept.config.actor_rollout_ref.rollout.free_cache_engine = False
+    await finish("sync", kept)
+    assert "sleep" not in [event[0] for event in world.log]
 
 
 async def test_one_step_off_generates_the_next_batch_during_the_update(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import jax
@@ -273,6 +274,35 @@ async def test_new_weights_take_over_in_the_middle_of_a_request(folder, models, 
         expected = by_version[version][len(PROMPTS[0]) + i - 1]
         assert token == expected.argmax()
         assert abs(completion.log_probs[i] - expected[token]) < 1e-4
+    await engine.close()
+
+
+def live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+async def test_asleep_it_holds_no_memory_and_awake_it_goes_on_with_the_weights_it_is_given(
+    folder, models, weight_store
+):
+    before = live_bytes()
+    engine = await JaxEngine.create(folder, config())
+    first = await run(engine, requests(8, temperature=0.0))
+    running = asyncio.create_task(run(engine, requests(4, max_new_tokens=190, ignore_eos=True)))
+    await run(engine, requests(1, max_new_tokens=1))
+    assert live_bytes() - before > 4 * sum(parameter.numel() for parameter in models[0].parameters())
+    await engine.sleep()
+    with pytest.raises(EngineDead, match="sleeps until weights are loaded"):
+        await running
+    assert live_bytes() == before
+    await engine.sleep()
+    for refused in (run(engine, requests(1)), engine.score([5, 6]), engine.check_health()):
+        with pytest.raises(EngineDead, match="sleeps"):
+            await refused
+    await engine.load_weights(commit(weight_store, 3, tensors_of(models[0])))
+    again = await run(engine, requests(8, temperature=0.0))
+    for name in first:
+        np.testing.assert_array_equal(again[name].token_ids, first[name].token_ids)
+    assert set(again["r0"].versions) == {3}
     await engine.close()
 
 

@@ -34,7 +34,7 @@ class FakeReplica:
 
     def __init__(self, good=10**9, then=None, load_error=None):
         self.good, self.then, self.load_error = good, then, load_error
-        self.seen, self.loaded, self.running, self.closed = [], [], 0, False
+        self.seen, self.loaded, self.running, self.closed, self.asleep = [], [], 0, False, False
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -64,6 +64,12 @@ class FakeReplica:
         if self.load_error is not None:
             raise self.load_error
         self.loaded.append(manifest.version)
+
+    async def sleep(self):
+        await self.gate.wait()
+        if self.then == DIE:
+            raise EngineDead("the core is gone")
+        self.asleep = True
 
     async def score(self, token_ids):
         if self.then == HANG:
@@ -401,3 +407,27 @@ def test_dispatcher_requeues_the_tickets_of_a_failed_replica_first_and_gives_up_
     assert (dispatcher.loads, dispatcher.live, dispatcher.waiting) == ([0, 2], [1], [4, 5])
     dispatcher.finished(4)
     assert dispatcher.waiting == [5]
+
+
+async def test_it_sleeps_when_every_replica_does_replaced_ones_too():
+    dead, well, new = FakeReplica(then=DIE), FakeReplica(), FakeReplica()
+    started = asyncio.Event()
+
+    async def replace(index):
+        started.set()
+        await asyncio.sleep(0)
+        return new
+
+    faults = []
+    router = Router(
+        [dead, well], replace=replace, limits=QUICK, on_fault=lambda name, message: faults.append((name, message))
+    )
+    await router.load_weights(manifest(1))
+    await router.sleep()
+    assert started.is_set()
+    assert new.loaded == [1]
+    assert [dead.asleep, well.asleep, new.asleep] == [False, True, True]
+    assert [name for name, _ in faults] == ["replica_failed", "replica_replaced"]
+    await router.load_weights(manifest(2))
+    assert (well.loaded, new.loaded) == ([1, 2], [1, 2])
+    assert len(await collect(router, requests(4))) == 4

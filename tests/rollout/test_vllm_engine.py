@@ -232,6 +232,27 @@ async def test_a_load_that_fails_halfway_leaves_an_engine_that_refuses_to_serve_
     assert set(done.versions) == {8}
 
 
+async def test_asleep_it_serves_nobody_and_awake_it_runs_the_weights_it_was_given(engine, first, second, commit):
+    running = asyncio.create_task(generate(engine, request("running", new=300)))
+    await generate(engine, request("before", LONG, new=1))
+    await engine.sleep()
+    await engine.sleep()
+    assert await engine._llm.is_sleeping()
+    for refused in (running, generate(engine, request("r")), engine.score(PROMPT), engine.check_health()):
+        with pytest.raises(EngineDead, match="sleeps until weights are loaded"):
+            await refused
+    bad = commit(11, {**second.tensors(), "extra": np.zeros(3, np.float32)})
+    with pytest.raises(WeightError, match="extra"):
+        await engine.load_weights(bad)
+    await engine.load_weights(commit(12, first.tensors()))
+    assert not await engine._llm.is_sleeping()
+    one = request("awake", LONG, temperature=0.0)
+    done = (await generate(engine, one))["awake"]
+    np.testing.assert_array_equal(done.token_ids, first.greedy(LONG, 12))
+    assert_log_probs(first, one, done)
+    assert set(done.versions) == {12}
+
+
 async def test_a_killed_engine_core_is_noticed_and_closing_leaves_no_process(engine, second, commit):
     """Last: it ends the engine."""
     processes = engine._processes

@@ -97,10 +97,10 @@ def test_devices_that_are_not_here_stop_a_run_but_not_a_dry_run(needed: list[str
     assert "this machine has 0" in result.stderr
 
 
-def test_turns_on_one_set_of_accelerators_are_refused(needed: list[str]) -> None:
+def test_turns_on_accelerators_that_belong_to_one_process_are_refused(needed: list[str]) -> None:
     result = run(*needed, "trainer.device=tpu")
     assert result.returncode == 2
-    assert "actor_rollout_ref.hybrid_engine=true: not available yet on TPU" in result.stderr
+    assert "actor_rollout_ref.hybrid_engine=true: trainer and rollout cannot take turns on" in result.stderr
     assert "set actor_rollout_ref.hybrid_engine=false" in result.stderr
 
 

@@ -106,6 +106,11 @@ ROLLOUT = "actor_rollout_ref.rollout"
             "trainer.mode=one_step_off",
             "actor_rollout_ref.hybrid_engine=true: trainer.mode=one_step_off generates while",
         ),
+        (
+            f"{ROLLOUT}.n_gpus_per_node=4",
+            f"{ROLLOUT}.n_gpus_per_node=4 is not trainer.n_gpus_per_node=8, but with actor_rollout_ref.hybrid_engine",
+        ),
+        (f"{ROLLOUT}.tensor_model_parallel_size=16", "have 8 devices, and a replica needs 16: replicas must fit in."),
         (f"{ROLLOUT}.over_sample_rate=1", "starts prompts of later batches, which only trainer.mode=async does."),
         ("trainer.resume_mode=resume_path", "needs trainer.resume_from_path"),
         ("trainer.resume_from_path=x", "is not used with trainer.resume_mode=auto"),
