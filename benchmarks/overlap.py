@@ -35,7 +35,7 @@ MODES = {
     "one-step-off": ("trainer.mode=one_step_off", *APART),
     "async": ("trainer.mode=async", *APART),
 }
-TRAINING = ("old_log_prob", "ref", "adv", "update_actor", "stage_weights")
+TRAINING = ("old_log_prob", "ref", "adv", "update_actor")
 WARM_UP = 2  # steps in which programs are compiled
 
 
