@@ -88,7 +88,7 @@ def kill_reward_workers(scenario: Scenario) -> None:
     run = scenario.run(ONE_STEP_OFF, STEPS, SAVE)
     for _ in at_steps(scenario, run, 6, 0.3):
         scenario.hurt(run.signal(REWARD, signal.SIGKILL))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, exact=True)
+    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=("fault/reward_worker_lost",), exact=True)
 
 
 def hang_reward_workers(scenario: Scenario) -> None:
@@ -104,7 +104,7 @@ def kill_stores(scenario: Scenario) -> None:
     run = scenario.run(ONE_STEP_OFF, STEPS, SAVE)
     for _ in at_steps(scenario, run, 4, 0.3):
         scenario.hurt(run.signal(STORE, signal.SIGKILL))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, exact=True)
+    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=("fault/store_lost",), exact=True)
 
 
 def kill_trainer(scenario: Scenario) -> None:
