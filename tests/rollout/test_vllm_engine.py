@@ -233,6 +233,7 @@ async def test_a_load_that_fails_halfway_leaves_an_engine_that_refuses_to_serve_
 
 
 async def test_asleep_it_serves_nobody_and_awake_it_runs_the_weights_it_was_given(engine, first, second, commit):
+    await engine.load_weights(commit(10, second.tensors()))
     running = asyncio.create_task(generate(engine, request("running", new=300)))
     await generate(engine, request("before", LONG, new=1))
     await engine.sleep()
