@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         export(given.checkpoint, given.out, model=given.model, dtype=given.dtype)
     except (ExportError, ValueError, OSError, RuntimeError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        sys.exit(f"error: {error}")
     print(f"wrote {given.out}")
 
 
@@ -55,7 +55,9 @@ def export(checkpoint: Path, out: Path, *, model: str | None = None, dtype: str 
     from jaxrl_ppo.weights.export import export_buckets
 
     if not (checkpoint / MARKER).is_file():
-        raise ExportError(f"{checkpoint} is no committed checkpoint (no {MARKER} in it)")
+        fault = f"is no committed checkpoint (no {MARKER} in it)" if checkpoint.exists() else "does not exist"
+        others = sorted(marker.parent.name for marker in checkpoint.parent.glob(f"*/{MARKER}"))
+        raise ExportError(f"{checkpoint} {fault}; committed there: {', '.join(others) or 'none'}")
     if out.exists():
         raise ExportError(f"{out} exists already")
     settings = _settings_of(checkpoint.parent)

@@ -166,6 +166,7 @@ def run_ppo(config: Config) -> None:
     Exits 1 when the run fails, 143 when SIGTERM ended it early, 130 after Ctrl-C.
     """
     from jaxrl_ppo.cluster import launch  # Ray takes a second to import; a dry run does without
+    from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 
     try:
         launch.run_ppo(config)
@@ -173,10 +174,14 @@ def run_ppo(config: Config) -> None:
         folder = Path(config.trainer.default_local_dir)
         where = f"\nwhat the run had written (metrics, samples, checkpoints): {folder}" if folder.exists() else ""
         sys.exit(f"{error}{where}")
-    except launch.RunStopped:
+    except launch.RunStopped as stopped:
+        if str(stopped):
+            print(stopped)
         sys.exit(TERMINATED)
     except KeyboardInterrupt:
-        print(f"stopped; the same command goes on after the last checkpoint in {config.trainer.default_local_dir}")
+        step = Checkpoints(Path(config.trainer.default_local_dir), keep=None).newest()
+        goes_on = "starts again: nothing is saved yet" if step is None else f"goes on after step {step}"
+        print(f"stopped; the same command {goes_on} ({config.trainer.default_local_dir})")
         sys.exit(INTERRUPTED)
 
 

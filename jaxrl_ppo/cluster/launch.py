@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(Exception):
-    """The run ended early because it was asked to, and can go on."""
+    """The run ended early because it was asked to, and can go on; the message is what nobody has told yet."""
 
 
 def runtime_environment(user: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +82,10 @@ def run_ppo(config: Config) -> None:
     checkpoint: raises RunStopped.
     """
     runner_class = RUNNERS[config.trainer.mode]
-    start_ray(config)
+    # Ray's own handler, in place once it has started, does the same.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
     try:
+        start_ray(config)
         auto_set_device(config, resources=ray.cluster_resources())  # a cluster that was joined decides what auto means
         runner = (
             ray.remote(runner_class)
@@ -96,6 +99,10 @@ def run_ppo(config: Config) -> None:
             raise RunStopped
         if config.ray_kwargs.timeline_json_file:
             ray.timeline(config.ray_kwargs.timeline_json_file)
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:
+            raise
+        raise RunStopped("stopped while Ray was starting: the same command starts again") from None
     except ray.exceptions.RayTaskError as error:
         raise RunFailed(describe(error)) from error
     except GONE as error:
@@ -130,5 +137,7 @@ def _show(runner: Any, config: Config) -> None:
             if method == "start":
                 steps = "console" in config.trainer.logger
                 console = stack.enter_context(Console(steps=steps, **args[0]))
-            else:
+            elif console is not None:
                 getattr(console, method)(*args)
+            else:  # the steps are not known yet: a note or a warning
+                print(*args if method == "note" else (f"{method}: {args[0]}",), flush=True)

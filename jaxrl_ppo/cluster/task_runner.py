@@ -194,6 +194,7 @@ class TaskRunner:
         if resumed:
             self._tell(("note", f"going on after step {step}: {resumed}"))
 
+        self._tell(("note", "starting the trainer and the rollout replicas; the first steps also compile"))
         pools.create(config.trainer.deadlines.start_s)
         stack.callback(pools.close)
         trainer, critic, rollouts = await self.init_workers(

@@ -47,7 +47,9 @@ class TrainerConfig:
         None, "A Ray resource that only the trainer's nodes have, e.g. the name of their TPU slice."
     )
     cpu_affinity: list[int] | None = key(None, "CPU cores of the trainer processes; null: no pinning.", ge=0)
-    save_freq: int = key(-1, "Steps between checkpoints; -1: only none.", ge=1, or_minus_one=True)
+    save_freq: int = key(
+        -1, "Steps between checkpoints; -1: none but when SIGTERM ends the run.", ge=1, or_minus_one=True
+    )
     test_freq: int = key(-1, "Steps between validations; -1: none between.", ge=1, or_minus_one=True)
     val_before_train: bool = key(True, "Validate before the first step.")
     val_only: bool = key(False, "Validate and stop.")

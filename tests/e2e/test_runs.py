@@ -117,6 +117,20 @@ def test_killed_and_started_again_it_goes_on_exactly(command, mode, interrupted,
     assert {model: weights(command.folder / "global_step_5" / model) for model in models} == whole
 
 
+@pytest.mark.parametrize("seen", ["metrics to", "starting the trainer"])
+def test_told_to_stop_while_it_starts_it_says_that_nothing_is_lost(command, seen):
+    process = command.start("trainer.total_training_steps=2")
+    lines = []
+    while seen not in (lines or [""])[-1]:
+        lines.append(process.stdout.readline())
+        assert lines[-1], "".join(lines)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=200)
+    assert process.returncode == 143, rest
+    assert "the same command starts again" in rest
+    assert "Traceback" not in rest
+
+
 def test_told_to_stop_it_saves_and_what_is_complete_is_exported(command, tmp_path):
     settings = ("trainer.mode=one_step_off", *RESUMED, "trainer.save_freq=3")
     process = command.start(*settings)
