@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -84,6 +85,7 @@ def main() -> None:
 
 def check_and_run(composed: DictConfig) -> None:
     """One run of the configuration that Hydra has composed."""
+    signal.signal(signal.SIGTERM, stop_at_once)
     try:
         overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         checked = read_config(composed, given_keys(overrides))
@@ -99,6 +101,12 @@ def check_and_run(composed: DictConfig) -> None:
         print(error, file=sys.stderr)
         sys.exit(BAD_CONFIGURATION)
     run_ppo(checked.config)
+
+
+def stop_at_once(*_: object) -> None:
+    """What SIGTERM does until Ray has been started."""
+    print("stopped before anything was started: the same command starts again")
+    sys.exit(TERMINATED)
 
 
 def read_config(composed: DictConfig, given: Collection[str]) -> Checked:

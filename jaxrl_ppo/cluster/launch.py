@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,8 +81,6 @@ def run_ppo(config: Config) -> None:
     checkpoint: raises RunStopped.
     """
     runner_class = RUNNERS[config.trainer.mode]
-    # Ray's own handler, in place once it has started, does the same.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
     try:
         start_ray(config)
         auto_set_device(config, resources=ray.cluster_resources())  # a cluster that was joined decides what auto means
@@ -100,7 +97,7 @@ def run_ppo(config: Config) -> None:
         if config.ray_kwargs.timeline_json_file:
             ray.timeline(config.ray_kwargs.timeline_json_file)
     except SystemExit as error:
-        if error.code != signal.SIGTERM:
+        if error.code != signal.SIGTERM:  # as Ray's own handler ends a driver
             raise
         raise RunStopped("stopped while Ray was starting: the same command starts again") from None
     except ray.exceptions.RayTaskError as error:
