@@ -160,11 +160,14 @@ def check_devices(config: Config) -> None:
         return
     kinds = (trainer.device, str(rollout.device))
     needs = dict.fromkeys(kinds, 0)
-    needs[kinds[0]] += sizes.trainer_devices(config) + sizes.critic_devices(config)
+    own_pools = {
+        "critic's, critic.nnodes": sizes.critic_devices(config),
+        "reward model's, reward.reward_model.nnodes": sizes.reward_model_devices(config),
+    }
+    needs[kinds[0]] += sizes.trainer_devices(config) + sum(own_pools.values())
     needs[kinds[1]] += 0 if sizes.takes_turns(config) else sizes.rollout_devices(config)
     keys = "trainer.nnodes x n_gpus_per_node and, for the rollout pool, rollout.nnodes x n_gpus_per_node"
-    if sizes.critic_devices(config):
-        keys += ", for the critic's, critic.nnodes x n_gpus_per_node"
+    keys += "".join(f", for the {pool} x n_gpus_per_node" for pool, devices in own_pools.items() if devices)
     check_local_devices(needs, keys, jax_kinds={trainer.device})
 
 

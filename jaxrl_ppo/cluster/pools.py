@@ -23,6 +23,7 @@ class Role(enum.Enum):
     Rollout = "rollout"
     RefPolicy = "ref"
     Critic = "critic"
+    RewardModel = "rm"
 
 
 class PlacementError(RuntimeError):

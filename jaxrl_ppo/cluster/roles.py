@@ -11,26 +11,28 @@ from jaxrl_ppo.cluster.trainer_worker import TrainerWorker
 from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 
-TRAINER_POOL, CRITIC_POOL, ROLLOUT_POOL = "trainer_pool", "critic_pool", "rollout_pool"
+TRAINER_POOL, CRITIC_POOL, REWARD_POOL, ROLLOUT_POOL = "trainer_pool", "critic_pool", "reward_pool", "rollout_pool"
 
 
 def create_role_worker_mapping(config: Config) -> dict[Role, Any]:
     """The Ray actor class of every role that this configuration uses.
 
-    The reference policy is there when a KL term needs it; it lives in the actor's process, and so does the critic
-    unless it has a pool of its own.
+    The reference policy is there when a KL term needs it; it lives in the actor's process, and so do the critic and
+    the reward model unless they have a pool of their own.
     """
     mapping = {Role.Actor: TrainerWorker, Role.Rollout: RolloutWorker}
     if config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss:
         mapping[Role.RefPolicy] = TrainerWorker
     if config.critic.enable:
         mapping[Role.Critic] = TrainerWorker
+    if config.reward.reward_model.enable:
+        mapping[Role.RewardModel] = TrainerWorker
     return mapping
 
 
 def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> ResourcePoolManager:
-    """The pools of this configuration: one process per trainer host, one per host of a critic's own pool, one per
-    rollout replica.
+    """The pools of this configuration: one process per trainer host, one per host of a critic's or a reward model's own
+    pool, one per rollout replica.
 
     On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host. Raises
     DeviceError where trainer and rollout are to take turns on devices that cannot be shared.
@@ -67,5 +69,15 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
             devices=config.critic.n_gpus_per_node,
             resource=device.capabilities(trainer.device).ray_resource,
             keys="critic.nnodes, critic.n_gpus_per_node",
+        )
+    model = config.reward.reward_model
+    if Role.RewardModel in mapping and model.enable_resource_pool:
+        where[Role.RewardModel] = REWARD_POOL
+        pools[REWARD_POOL] = PoolSpec(
+            REWARD_POOL,
+            processes=model.nnodes,
+            devices=model.n_gpus_per_node,
+            resource=device.capabilities(trainer.device).ray_resource,
+            keys="reward.reward_model.nnodes, .n_gpus_per_node",
         )
     return ResourcePoolManager(pools, {role: where.get(role, TRAINER_POOL) for role in mapping})

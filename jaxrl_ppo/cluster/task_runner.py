@@ -17,6 +17,7 @@ import yaml
 from jaxrl_ppo.cluster.identity import check_identity, identity
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.process import enter
+from jaxrl_ppo.cluster.reward_model_group import RewardModelGroup
 from jaxrl_ppo.cluster.roles import create_resource_pool_manager, create_role_worker_mapping
 from jaxrl_ppo.cluster.rollout_group import RolloutGroup
 from jaxrl_ppo.cluster.run_lock import run_lock
@@ -31,6 +32,7 @@ from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms
 from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
+from jaxrl_ppo.rewards.model import RewardModel, SequenceMaker
 from jaxrl_ppo.rollout.agent_loop import create_agent_loops
 from jaxrl_ppo.rollout.contract import Contract
 from jaxrl_ppo.rollout.probe import THRESHOLDS, WeightProbe
@@ -39,6 +41,8 @@ from jaxrl_ppo.rollout.select import resolve_engine_name
 from jaxrl_ppo.schema import sizes
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from jaxrl_ppo.rollout.router import OnFault
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt
@@ -139,6 +143,9 @@ class TaskRunner:
             trust_remote_code=model.trust_remote_code,
             custom_chat_template=model.custom_chat_template,
         )
+        reward_model = None
+        if Role.RewardModel in mapping:
+            reward_model = await asyncio.to_thread(_reward_model_folder, config, tokenizer)
         processor = hf_processor(folder, trust_remote_code=model.trust_remote_code)
         agents = await asyncio.to_thread(create_agent_loops, rollout, config.data, tokenizer)
         stack.push_async_callback(agents.close)
@@ -197,18 +204,21 @@ class TaskRunner:
         self._tell(("note", "starting the trainer and the rollout replicas; the first steps also compile"))
         pools.create(config.trainer.deadlines.start_s)
         stack.callback(pools.close)
-        trainer, critic, rollouts = await self.init_workers(
+        trainer, critic, scorer, rollouts = await self.init_workers(
             config,
             mapping,
             pools,
             model_folder=str(folder),
             critic_folder=critic_folder,
+            reward_model_folder=reward_model[0] if reward_model else None,
             total_steps=total_steps,
             probe=list(dataset[0].token_ids),
             on_fault=observer.fault,
         )
         stack.push_async_callback(trainer.stores.close)
         stack.push_async_callback(rollouts.close)
+        if reward_model and scorer:
+            rewards.model = RewardModel(scorer, reward_model[1])
         if resumed:
             await trainer.restore(resumed / "actor")
             if critic is not None:
@@ -260,16 +270,17 @@ class TaskRunner:
         *,
         model_folder: str,
         critic_folder: str | None,
+        reward_model_folder: str | None,
         total_steps: int,
         probe: list[int],
         on_fault: OnFault,
-    ) -> tuple[TrainerGroup, CriticGroup | None, Router]:
+    ) -> tuple[TrainerGroup, CriticGroup | None, RewardModelGroup | None, Router]:
         """Start the trainer pool and the replicas; a failure of either ends the start of the other.
 
         At the same time, unless they take turns on the same devices.
 
-        `critic_folder` is the critic's model, None without one. `probe` are the tokens with which every weight load is
-        checked; `on_fault` hears of what is lost and replaced.
+        `critic_folder` is the critic's model, `reward_model_folder` the reward model, None without one. `probe` are the
+        tokens with which every weight load is checked; `on_fault` hears of what is lost and replaced.
         """
         stores = WeightStores(config.trainer.default_local_dir, config.trainer.deadlines.weights_s)
         rollouts = RolloutGroup(
@@ -277,28 +288,48 @@ class TaskRunner:
         )
         weight_probe = WeightProbe(probe, computed_in(config), config.actor_rollout_ref.rollout.log_prob_tolerance)
 
-        async def start_trainers() -> tuple[TrainerGroup, CriticGroup | None]:
+        async def start_trainers() -> tuple[TrainerGroup, CriticGroup | None, RewardModelGroup | None]:
             workers = await Workers.start(config, mapping[Role.Actor], pools, Role.Actor)
             trainer = TrainerGroup(config, workers, weight_probe, stores, on_fault)
             steps = max(total_steps - config.trainer.critic_warmup, 1) * sizes.optimizer_steps_per_step(config)
             await trainer.load(model_folder, steps, needs_reference=Role.RefPolicy in mapping)
+            scorer = None
+            if reward_model_folder is not None:
+                scorer = RewardModelGroup(
+                    config,
+                    pools,
+                    mapping[Role.RewardModel],
+                    model_folder=reward_model_folder,
+                    trainers=workers,
+                    on_fault=on_fault,
+                )
+                await scorer.start()
             if critic_folder is None:
-                return trainer, None
+                return trainer, None, scorer
             if pools.pool_of(Role.Critic) is not pools.pool_of(Role.Actor):
                 workers = await Workers.start(config, mapping[Role.Critic], pools, Role.Critic)
             critic = CriticGroup(workers)
             await critic.load(critic_folder, total_steps * sizes.critic_steps_per_step(config))
-            return trainer, critic
+            return trainer, critic, scorer
 
         if sizes.takes_turns(config):  # one after the other: an engine sizes its cache by the memory that is free
-            trainer, critic = await start_trainers()
+            trainer, critic, scorer = await start_trainers()
             shared = await trainer.workers.all("device_ids", "start_s", pools.pool_of(Role.Actor).resource)
-            return trainer, critic, await rollouts.start(weight_probe.verify, shared)
+            return trainer, critic, scorer, await rollouts.start(weight_probe.verify, shared)
         async with asyncio.TaskGroup() as starting:
             replicas = starting.create_task(rollouts.start(weight_probe.verify))
             trainers = starting.create_task(start_trainers())
-        trainer, critic = trainers.result()
-        return trainer, critic, replicas.result()
+        return *trainers.result(), replicas.result()
+
+
+def _reward_model_folder(config: Config, policy: PreTrainedTokenizerBase) -> tuple[str, SequenceMaker]:
+    """The reward model's folder on this node, and what makes its sequences."""
+    settings = config.reward.reward_model
+    assert settings.model_path is not None
+    folder = copy_to_local(settings.model_path)
+    trusted = config.actor_rollout_ref.model.trust_remote_code
+    own = hf_tokenizer(folder, trust_remote_code=trusted, needs_template=False)
+    return str(folder), SequenceMaker(policy, own, load_decoder_config(folder, "sequence").max_positions)
 
 
 def computed_in(config: Config) -> set[str]:

@@ -16,6 +16,8 @@ from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.observability.metrics import mfu_metrics, prompt_lengths, response_lengths, training_flops
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Batch
     from jaxrl_ppo.training.model_trainer import ModelTrainer
@@ -45,15 +47,18 @@ class TrainerWorker:
         return ray.get_runtime_context().get_accelerator_ids().get(resource, [])
 
     def join(self, coordinator: str) -> None:
-        """Join the JAX program at `coordinator` and build the mesh."""
+        """Join the JAX program at `coordinator`."""
         from jaxrl_ppo.training.distributed import initialize
 
         initialize(self.config.trainer, coordinator, self.processes, self.rank)
+
+    def _mesh(self) -> Mesh:
+        """The mesh of what is trained, over all devices of this JAX program."""
         import jax
 
         from jaxrl_ppo.sharding.mesh import make_mesh
 
-        self.mesh = make_mesh(self.config.actor_rollout_ref.actor.mesh, jax.devices())
+        return make_mesh(self.config.actor_rollout_ref.actor.mesh, jax.devices())
 
     def load_actor(self, model_folder: str, total_steps: int, needs_reference: bool) -> None:
         """Load the policy. `total_steps` counts optimizer steps."""
@@ -63,7 +68,7 @@ class TrainerWorker:
             self.config.actor_rollout_ref,
             self.config.algorithm,
             model_folder=model_folder,
-            mesh=self.mesh,
+            mesh=self._mesh(),
             total_steps=total_steps,
             needs_reference=needs_reference,
             seed=self.config.actor_rollout_ref.actor.data_loader_seed,
@@ -78,11 +83,30 @@ class TrainerWorker:
             self.config.critic,
             self.config.actor_rollout_ref,
             model_folder=model_folder,
-            mesh=self.mesh,
+            mesh=self._mesh(),
             total_steps=total_steps,
             seed=self.config.actor_rollout_ref.actor.data_loader_seed,
         )
         self.models["critic"], self.model_folders["critic"] = self.critic, model_folder
+
+    def load_reward_model(self, model_folder: str) -> None:
+        """Load the reward model, its parameters spread over all devices of this JAX program."""
+        import jax
+
+        from jaxrl_ppo.schema.config import MeshConfig
+        from jaxrl_ppo.sharding.mesh import make_mesh
+        from jaxrl_ppo.training.sequence_scorer import SequenceScorer
+
+        self.scorer = SequenceScorer(
+            self.config.reward.reward_model,
+            self.config.actor_rollout_ref.actor,
+            model_folder=model_folder,
+            mesh=make_mesh(MeshConfig(), jax.devices()),
+        )
+
+    def score_sequences(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
+        """The reward model's score of each token sequence, float32 [N]."""
+        return self.scorer.scores(sequences)
 
     def log_probs(self, batch: Batch, temperature: float | None) -> np.ndarray:
         """Log-probs [B, T] under the current weights, at the sampling temperature unless another is given."""

@@ -20,9 +20,13 @@ class TokenizerError(Exception):
 
 
 def hf_tokenizer(
-    path: str | Path, *, trust_remote_code: bool = False, custom_chat_template: str | None = None
+    path: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    custom_chat_template: str | None = None,
+    needs_template: bool = True,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in `path` (folder, URL or hub id), with a padding token and a chat template.
+    """The tokenizer in `path` (folder, URL or hub id), with a padding token and a chat template if it `needs_template`.
 
     `custom_chat_template` replaces the tokenizer's own: a Jinja template, or the path of a file with one. Raises
     TokenizerError when there is no tokenizer in the folder, no template to be had, or two that contradict one another.
@@ -41,7 +45,7 @@ def hf_tokenizer(
         _check_templates(folder)
     else:
         tokenizer.chat_template = _template(custom_chat_template)
-    if tokenizer.chat_template is None:
+    if needs_template and tokenizer.chat_template is None:
         raise TokenizerError(
             f"{folder}: its tokenizer has no chat template; give one with actor_rollout_ref.model.custom_chat_template"
         )

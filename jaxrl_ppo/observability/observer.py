@@ -27,6 +27,7 @@ FAULTS = (
     "store_lost",
     "rewards_failed",
     "reward_worker_lost",
+    "reward_model_failed",
 )
 
 Event = tuple[Any, ...]  # the name of a Console method and its arguments

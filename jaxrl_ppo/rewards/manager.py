@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import logging
@@ -12,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_ppo.rewards.code import CodeRunner
 from jaxrl_ppo.rewards.functions import FUNCTIONS_KEY, FunctionSpec
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
+from jaxrl_ppo.rewards.model import RewardModel, add_score
 from jaxrl_ppo.rewards.pool import RewardPool
 from jaxrl_ppo.rewards.results import Failure, Result, RewardError
 from jaxrl_ppo.rewards.scorers import find_scorer, unknown_source
+from jaxrl_ppo.schema.rules_reward_model import rewards_by_rule
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerBase
 
-    from jaxrl_ppo.schema.config import Config, RewardConfig
+    from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt, Sample
 
 log = logging.getLogger(__name__)
@@ -41,17 +44,24 @@ class FailedSample:
 
 
 class RewardManager:
-    """Scores samples with the configured reward function and manager, in processes of their own."""
+    """Scores samples with the configured reward function and manager, in processes of their own, and a reward model.
+
+    `model` is that one, once it is started. `on_fault` hears of reward processes that are lost, by the fault's name.
+    """
 
     def __init__(self, config: Config, tokenizer: PreTrainedTokenizerBase):
         """Reads `config.reward`; processes are started by `start`."""
         reward = config.reward
         self._tokenizer = tokenizer
         self._max_failure_rate = reward.max_failure_rate
-        self._method = method_of(reward, config.data.max_response_length)
+        self._method = method_of(config)
         self._pool = RewardPool(
             self._method, num_workers=reward.num_workers, timeout_s=reward.timeout_s, memory_mb=reward.worker_memory_mb
         )
+        self.model: RewardModel | None = None
+        self._model_weight = reward.reward_model.weight
+        named = self._method.by_rule and not self._method.functions
+        self._rule_part = reward.custom_reward_function.name if named else None
         self._results: list[Result] = []
         self._failed: list[FailedSample] = []
         self.last_failures: list[FailedSample] = []  # of the last reported batch
@@ -59,7 +69,7 @@ class RewardManager:
     async def start(self, data_sources: Iterable[str] = ()) -> None:
         """Load the reward function in a process. Raises RewardError when it cannot be loaded, with file and line,
         or when there is none for one of `data_sources`."""
-        functions = list(self._method.functions.values()) or [self._method.function]
+        functions = list(self._method.functions.values()) or [self._method.function] * self._method.by_rule
         if self._method.manager_path is None and any(function.path is None for function in functions):
             for source in sorted(data_sources):
                 if find_scorer(source) is None:
@@ -79,11 +89,15 @@ class RewardManager:
         """
         sample.text = self._decode(sample.response_ids)
         extra_info = prompt.extra_info
-        if sample.turns:
-            texts = [{"role": t.role, "text": self._decode(sample.response_ids[t.start : t.end])} for t in sample.turns]
-            extra_info = extra_info | {"num_turns": len(sample.turns), "turns": texts}
+        turns = [{"role": t.role, "text": self._decode(sample.response_ids[t.start : t.end])} for t in sample.turns]
+        if turns:
+            extra_info = extra_info | {"num_turns": len(turns), "turns": turns}
         call = Call(prompt.data_source, sample.text, prompt.ground_truth, extra_info, len(sample.response_ids))
-        result = await self._pool.score(call)
+        if self.model is None:
+            result = await self._pool.score(call)
+        else:
+            by_rule, by_model = await asyncio.gather(self._pool.score(call), self.model.score(prompt, sample, turns))
+            result = add_score(by_rule, by_model, self._model_weight, self._rule_part)
         sample.reward = result.reward
         sample.reward_parts, sample.reward_labels = dict(result.parts), dict(result.labels)
         self._results.append(result)
@@ -124,10 +138,13 @@ class RewardManager:
     async def close(self) -> None:
         """End the reward processes."""
         await self._pool.close()
+        if self.model is not None:
+            await self.model.close()
 
 
-def method_of(config: RewardConfig, max_response_length: int) -> MethodSpec:
+def method_of(whole: Config) -> MethodSpec:
     """What a reward process needs of the configuration."""
+    config = whole.reward
     function, manager, arguments = config.custom_reward_function, config.reward_manager, config.reward_kwargs
     overlong = arguments.overlong_buffer_cfg
     user_manager = manager.source == "importlib"
@@ -136,6 +153,7 @@ def method_of(config: RewardConfig, max_response_length: int) -> MethodSpec:
     return MethodSpec(
         function=FunctionSpec(function.path, function.name, dict(function.reward_kwargs)),
         functions={part: _function_spec(part, entry) for part, entry in config.functions.items()},
+        by_rule=rewards_by_rule(whole),
         runner=CodeRunner(
             config.sandbox_fusion.url,
             config.run_code_locally,
@@ -148,7 +166,7 @@ def method_of(config: RewardConfig, max_response_length: int) -> MethodSpec:
         overlong_buffer=overlong.len if overlong.enable else 0,
         overlong_factor=overlong.penalty_factor,
         log_overlong=overlong.log,
-        max_response_length=arguments.max_resp_len or max_response_length,
+        max_response_length=arguments.max_resp_len or whole.data.max_response_length,
     )
 
 

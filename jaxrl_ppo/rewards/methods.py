@@ -29,6 +29,7 @@ class MethodSpec:
 
     function: FunctionSpec = dataclasses.field(default_factory=FunctionSpec)
     functions: dict[str, FunctionSpec] = dataclasses.field(default_factory=dict)  # by the name of the part
+    by_rule: bool = True  # False: no function scores, since a reward model is the whole reward
     runner: CodeRunner = dataclasses.field(default_factory=CodeRunner)
     manager: str = "naive"
     manager_path: str | None = None
@@ -61,7 +62,10 @@ class Method:
         """Load the user's code. Raises UserCodeError when it is missing, broken or of the wrong signature."""
         self._spec = spec
         arguments = BATCH_ARGUMENTS if spec.manager == "batch" else ARGUMENTS
-        if spec.functions:
+        function: Callable[..., Any]
+        if not spec.by_rule:
+            function, is_coroutine = _no_rule, False
+        elif spec.functions:
             function, is_coroutine = load_weighted(spec.functions, arguments, spec.runner)
         else:
             function, is_coroutine = load_function(spec.function, arguments, spec.runner)
@@ -110,6 +114,12 @@ class Method:
         if self._spec.log_overlong:
             parts |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
         return Result(interpret(result.reward + penalty).reward, parts, result.labels)
+
+
+def _no_rule(**call: Any) -> Any:
+    """0 for a call of one sample, a list of them for a call of lists."""
+    texts = call.get("solution_strs")
+    return 0.0 if texts is None else [0.0] * len(texts)
 
 
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:

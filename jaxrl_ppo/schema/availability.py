@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_ppo.schema.coerce import default_of, walk
@@ -13,16 +13,12 @@ from jaxrl_ppo.schema.legacy import lookup, remove
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Missing:
-    """Values of `key` that are not available, or, where `only` is given, all others.
-
-    `covers` are the sections and keys that set the feature up; they do nothing while it is off.
-    """
+    """Values of `key` that are not available, or, where `only` is given, all others."""
 
     key: str
     what: str
     values: tuple[Any, ...] = ()
     only: tuple[Any, ...] = ()
-    covers: tuple[str, ...] = ()
 
     def refuses(self, value: Any) -> bool:
         """Whether `value` needs what is missing."""
@@ -47,7 +43,6 @@ MISSING = (
         "a pipeline-parallel trainer; actor.mesh.fsdp spreads layers over devices",
         only=(None, 1),
     ),
-    Missing("reward.reward_model.enable", "reward models", only=(False,), covers=("reward.reward_model",)),
     Missing("data.datagen.path", "generated data", only=(None,)),
 )
 
@@ -82,9 +77,6 @@ def drop_foreign_switches(raw: dict[str, Any]) -> None:
             remove(raw, section if alone else entry.key)
 
 
-def is_covered(path: str, entries: Collection[Missing] = MISSING) -> bool:
-    """Whether the key `path` belongs to something that is not built yet."""
-    return any(
-        path == entry.key or any(path == cover or path.startswith(cover + ".") for cover in entry.covers)
-        for entry in entries
-    )
+def is_missing(path: str) -> bool:
+    """Whether the key `path` is that of something that is not built yet."""
+    return any(path == entry.key for entry in MISSING)

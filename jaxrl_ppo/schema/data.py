@@ -105,10 +105,12 @@ class RewardModelConfig:
     """`reward.reward_model`: a model that scores responses."""
 
     enable: bool = key(False, "Use a reward model.")
-    enable_resource_pool: bool = key(False, "Give it devices of its own.")
+    enable_resource_pool: bool = key(False, "Give it devices of its own; false: the trainer's.")
     n_gpus_per_node: int = key(8, "Its devices per node.", ge=0)
     nnodes: int = key(0, "Its nodes.", ge=0)
-    model_path: str | None = key(None, "Hugging Face model.")
+    model_path: str | None = key(None, "Hugging Face folder or hub id of a sequence classifier with one label.")
+    weight: float = key(1.0, "What its score counts beside the reward function's value.")
+    forward_max_token_len_per_gpu: int = key(32768, "Tokens scored at a time on one device.", ge=1)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

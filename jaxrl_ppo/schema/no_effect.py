@@ -91,6 +91,7 @@ FOREIGN = {
     "data.tool_config_path": "rollout.multi_turn.tool_config_path decides",
     "data.image_*": "text models only",
     "data.video_*": "text models only",
+    "reward_model.model.input_tokenizer": "responses are put into the reward model's own template where it has another",
     "reward_model": "the rest of verl's old reward-model section; reward.reward_model decides",
     "reward.reward_model.rollout": "reward models are not served by a rollout engine",
     "trainer.use_legacy_worker_impl": "there is one implementation",
@@ -105,6 +106,7 @@ FOREIGN = {
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+REWARD_MODEL = "reward.reward_model"
 OWN_AGGREGATION = ("gspo", "sapo", "geo_mean")
 
 
@@ -118,6 +120,14 @@ def _no_tools(config: Config) -> bool:
 
 def _apart(config: Config) -> bool:
     return not sizes.takes_turns(config)
+
+
+def _no_reward_model(config: Config) -> bool:
+    return not config.reward.reward_model.enable
+
+
+def _no_reward_pool(config: Config) -> bool:
+    return not sizes.reward_model_devices(config)
 
 
 def _not_async(config: Config) -> bool:
@@ -170,6 +180,14 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda config: config.data.val_batch_size is not None,
         "validation prompts go to the engines all at once",
     ),
+    **{
+        f"{REWARD_MODEL}.{name}": (_no_reward_model, f"{REWARD_MODEL}.enable=false")
+        for name in ("model_path", "weight", "forward_max_token_len_per_gpu")
+    },
+    **{
+        f"{REWARD_MODEL}.{name}": (_no_reward_pool, f"{REWARD_MODEL}.enable_resource_pool=false")
+        for name in ("nnodes", "n_gpus_per_node")
+    },
     "trainer.balance_batch": (lambda config: not config.trainer.balance_batch, "rows are always balanced"),
     "async_training.max_staleness": (_not_async, "only trainer.mode=async runs ahead"),
     "async_training.trigger_parameter_sync_step": (_not_async, "only trainer.mode=async runs ahead"),

@@ -20,7 +20,8 @@ HEAD_CHARACTERS = 1 << 20
 
 def check(config: Config, model_types: Collection[str] | None) -> list[Fault]:
     """Every fault of the files that `config` names. Remote addresses are left to whoever fetches them."""
-    return [*_model(config, model_types), *_data(config), *_users_files(config), *_resume(config)]
+    reward_model = _reward_model(config, model_types)
+    return [*_model(config, model_types), *reward_model, *_data(config), *_users_files(config), *_resume(config)]
 
 
 def _is_remote(path: str) -> bool:
@@ -72,6 +73,25 @@ def _model_folder(key: str, folder: Path, model_types: Collection[str] | None) -
     elif model_types is not None and kind not in model_types:
         text = f"the architecture {kind!r} is not supported; supported: {', '.join(sorted(model_types))}"
         yield Fault((key,), f"{key}={folder}: {text}.")
+
+
+def _reward_model(config: Config, model_types: Collection[str] | None) -> Iterator[Fault]:
+    settings, key = config.reward.reward_model, "reward.reward_model.model_path"
+    if not (settings.enable and settings.model_path) or _is_remote(settings.model_path):
+        return
+    folder = Path(settings.model_path).expanduser()
+    if not folder.is_dir():
+        if folder.exists() or not HUB_ID.fullmatch(settings.model_path):
+            yield Fault((key,), f"{key}={settings.model_path}: there is no such folder.")
+        return
+    faults = list(_model_folder(key, folder, model_types))
+    yield from faults
+    if not faults:
+        content = json.loads((folder / "config.json").read_text())
+        labels = len(content.get("id2label") or range(content.get("num_labels", 2)))  # transformers' default is two
+        if labels != 1:
+            text = f"config.json has {labels} labels (id2label), and a reward model gives one number"
+            yield Fault((key,), f"{key}={folder}: {text}.")
 
 
 def _data(config: Config) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxrl_ppo.schema.availability import MISSING, Missing, is_covered
+from jaxrl_ppo.schema.availability import MISSING, Missing, is_missing
 from jaxrl_ppo.schema.coerce import default_of, type_name, walk
 from jaxrl_ppo.schema.faults import show
 from jaxrl_ppo.schema.keys import KeyInfo
@@ -33,7 +33,7 @@ def configuration() -> str:
         if parent != section:
             section = parent
             lines += ["", f"## {section}", "", "| key | default | values | meaning |", "|---|---|---|---|"]
-        dagger = " †" if is_covered(path) else ""
+        dagger = " †" if is_missing(path) else ""
         cells = [f"`{name}`{dagger}", f"`{show(default_of(path))}`", _values(hint, info), info.doc]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -94,6 +94,7 @@ OURS = (
     "reward.max_failure_rate",
     "reward.functions",
     "reward.run_code_locally",
+    "reward.reward_model.weight",
     "trainer.mode",
     "trainer.device",
     "trainer.dry_run",

@@ -12,6 +12,7 @@ from jaxrl_ppo.schema.config import Config, OptimConfig
 from jaxrl_ppo.schema.faults import Fault
 from jaxrl_ppo.schema.rules_correction import rollout_correction
 from jaxrl_ppo.schema.rules_critic import critic
+from jaxrl_ppo.schema.rules_reward_model import reward_model
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -365,6 +366,7 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     modes,
     data_files,
     rewards,
+    reward_model,
     asynchronous,
     users_code,
 )

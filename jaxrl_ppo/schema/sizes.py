@@ -82,6 +82,12 @@ def critic_devices(config: Config) -> int:
     return critic.nnodes * critic.n_gpus_per_node if critic.enable and critic.enable_resource_pool else 0
 
 
+def reward_model_devices(config: Config) -> int:
+    """Devices of the reward model's own pool; 0 where it shares the trainer's or there is none."""
+    model = config.reward.reward_model
+    return model.nnodes * model.n_gpus_per_node if model.enable and model.enable_resource_pool else 0
+
+
 def critic_steps_per_step(config: Config) -> int:
     """The critic's optimizer steps in one step."""
     return config.data.train_batch_size // config.critic.ppo_mini_batch_size * config.critic.ppo_epochs

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import show
+from jaxrl_ppo.schema.rules_reward_model import rewards_by_rule
 
 
 def render(config: Config, notes: Sequence[str] = ()) -> str:
@@ -35,6 +36,10 @@ def _what(config: Config) -> list[tuple[str, str]]:
     scorer = f"{reward.name} of {reward.path}" if reward.path else "the scorer that belongs to the row's data_source"
     if config.reward.functions:
         scorer = " + ".join(f"{e.get('weight', 1)} x {part}" for part, e in config.reward.functions.items())
+    model = config.reward.reward_model
+    if model.enable:
+        rule = f"{scorer} + " if rewards_by_rule(config) else ""
+        scorer = f"{rule}{model.weight:g} x the reward model {model.model_path}"
     old = "the engine's" if algorithm.rollout_correction.bypass_mode else "computed by the trainer"
     return [
         ("model", str(config.actor_rollout_ref.model.path)),
@@ -107,6 +112,7 @@ def _devices(config: Config) -> list[tuple[str, str]]:
         ("trainer", f"{_pool(trainer.device, trainer.nnodes, trainer.n_gpus_per_node)}; mesh: {mesh}"),
         ("trainer data types", f"{actor.fsdp_config.model_dtype} weights, {actor.fsdp_config.dtype} computation"),
         ("critic", _critic_pool(config)),
+        ("reward model", _reward_model_pool(config)),
         ("rollout", _pool(str(rollout.device), rollout.nnodes, rollout.n_gpus_per_node) + shared),
         ("rollout replicas", f"{sizes.rollout_replicas(config)} of {split}; engine: {rollout.name}, {rollout.dtype}"),
     ]
@@ -118,6 +124,15 @@ def _critic_pool(config: Config) -> str:
     if not config.critic.enable_resource_pool:
         return "the trainer's devices"
     return _pool(config.trainer.device, config.critic.nnodes, config.critic.n_gpus_per_node)
+
+
+def _reward_model_pool(config: Config) -> str:
+    model = config.reward.reward_model
+    if not model.enable:
+        return "none"
+    if not model.enable_resource_pool:
+        return "the trainer's devices"
+    return _pool(config.trainer.device, model.nnodes, model.n_gpus_per_node)
 
 
 def _pool(kind: str, nodes: int, per_node: int) -> str:

@@ -19,6 +19,7 @@ class DeadlinesConfig:
     start_s: float = key(1800.0, "A process starts and reads its model.", gt=0)
     generation_s: float = key(7200.0, "A batch is generated.", gt=0)
     update_s: float = key(7200.0, "A batch's log-probs, or its update, are computed.", gt=0)
+    scoring_s: float = key(1800.0, "The reward model scores a batch of responses.", gt=0)
     weights_s: float = key(900.0, "New weights reach every replica.", gt=0)
     checkpoint_s: float = key(3600.0, "A checkpoint is written or read.", gt=0)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         AlgorithmConfig,
         CriticConfig,
         ModelPathConfig,
+        RewardModelConfig,
         RolloutCorrectionConfig,
     )
 
@@ -134,6 +135,14 @@ def critic_limits(
     by_sequences = None if policy.actor.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
     key = "critic.ppo_max_token_len_per_gpu"
     return _limits(policy.actor, model, layout, by_sequences, critic.ppo_max_token_len_per_gpu, key)
+
+
+def reward_model_limits(
+    settings: RewardModelConfig, actor: ActorConfig, model: DecoderConfig, layout: Layout
+) -> PackingLimits:
+    """How those of a reward model may look."""
+    key = "reward.reward_model.forward_max_token_len_per_gpu"
+    return _limits(actor, model, layout, None, settings.forward_max_token_len_per_gpu, key)
 
 
 def _limits(

@@ -51,6 +51,9 @@ def place(quickstart, tmp_path_factory):
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     header = b"{}"
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (place / "models/reward-model").mkdir()
+    classifier = {"model_type": "qwen2", "id2label": {"0": "LABEL_0"}}
+    (place / "models/reward-model/config.json").write_text(json.dumps(classifier))
     (place / "runs/quickstart").mkdir(parents=True)
     (place / "runs/quickstart/metrics.jsonl").write_text('{"step":1,"critic/score/mean":0.5}\n')
     for page in PAGES:
