@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import Fault
 
@@ -30,10 +29,6 @@ def reward_model(config: Config) -> Iterator[Fault]:
         keys = (f"{KEY}.nnodes", f"{KEY}.n_gpus_per_node")
         text = f"{keys[0]}={settings.nnodes} x {keys[1]}={settings.n_gpus_per_node}: the pool has no devices"
         yield Fault(keys, f"{text}; give it some, or set {KEY}.enable_resource_pool=false.")
-    if not settings.enable_resource_pool and sizes.takes_turns(config):
-        key, hybrid = f"{KEY}.enable_resource_pool", "actor_rollout_ref.hybrid_engine"
-        text = "scores while the rollouts have the trainer's devices, so it needs some of its own"
-        yield Fault((key, hybrid), f"{key}=false: with {hybrid}=true a reward model {text}.")
     if "reward_model" in config.reward.functions:
         yield Fault(("reward.functions",), "reward.functions.reward_model: this name is the reward model's own.")
     longest = config.data.max_prompt_length + config.data.max_response_length

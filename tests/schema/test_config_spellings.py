@@ -90,7 +90,6 @@ def test_spellings_lead_to_keys() -> None:
         ("global_profiler.global_tool_config.nsys.discrete=True", "global_profiler.global_tool_config.nsys.discrete ("),
         ("critic.model.fsdp_config.param_offload=False", "critic.model.fsdp_config.param_offload ("),
         ("data.return_raw_chat=True", "data.return_raw_chat ("),
-        ("actor_rollout_ref.ref.fsdp_config.param_offload=True", "ref.fsdp_config.param_offload (there is no offload"),
         ("actor_rollout_ref.model.use_remove_padding=False", "use_remove_padding (samples are always packed)"),
         (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy (every strategy means the mesh)"),
     ],
