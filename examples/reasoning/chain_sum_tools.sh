@@ -10,7 +10,7 @@ exec python -m jaxrl_ppo.main --config-name quickstart \
   data.train_files="$data/train.parquet" \
   data.val_files="$data/test.parquet" \
   data.train_batch_size=4 \
-  data.max_prompt_length=512 \
+  data.max_prompt_length=640 \
   data.max_response_length=128 \
   actor_rollout_ref.actor.ppo_mini_batch_size=4 \
   actor_rollout_ref.rollout.max_num_seqs=32 \
