@@ -3,7 +3,7 @@
 The quickstart's task: "What is a + b? Answer with the number only.", a and b in 1..20, 64 pairs held out; 8 prompts x 8
 samples a step, temperature 1, one optimizer step, no KL. `--dtype bfloat16` computes under autocast, over float32
 weights, as one does where the processor has bf16 instructions; float32 is faster where it has none. Prints one JSON
-object a line: {"step", "seconds", ...} and {"accuracy", "step", "elapsed"}.
+object a line: {"step", "seconds", "questions", ...} and {"accuracy", "step", "elapsed"}.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--evaluate-every", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1, help="of the batches and the samples; the held-out pairs stay")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     eos = tokenizer.eos_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
-    rng = random.Random(1)
     pairs = [(a, b) for a in range(1, 21) for b in range(1, 21)]
-    rng.shuffle(pairs)
+    random.Random(1).shuffle(pairs)
+    rng = random.Random(args.seed)
+    torch.manual_seed(args.seed)
     held_out, train = pairs[:64], pairs[64:]
 
     def computing():
@@ -70,7 +72,8 @@ def main() -> None:
     report_accuracy(0)
     for step in range(1, args.steps + 1):
         begin = time.time()
-        batch = [pair for pair in rng.sample(train, PROMPTS) for _ in range(SAMPLES)]
+        questions = rng.sample(train, PROMPTS)
+        batch = [pair for pair in questions for _ in range(SAMPLES)]
         prompt, tokens, response, scores = generate(batch, True)
         generated = time.time() - begin
         reward = torch.tensor(scores).view(PROMPTS, SAMPLES)
@@ -94,7 +97,7 @@ def main() -> None:
         optimizer.zero_grad()
         seconds = time.time() - begin
         numbers = {"step": step, "seconds": seconds, "generation": generated, "reward": float(reward.mean())}
-        print(json.dumps({**numbers, "length": float(mask.sum(1).mean())}), flush=True)
+        print(json.dumps({**numbers, "length": float(mask.sum(1).mean()), "questions": questions}), flush=True)
         if step % args.evaluate_every == 0:
             report_accuracy(step)
 

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's workers give way to every other process by default: a run would starve beside the other half of the tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Many tests, and the processes that they start, need the same programs.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

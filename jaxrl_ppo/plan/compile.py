@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
@@ -43,10 +45,9 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A compiled program: what it takes, and what it costs as far as its text can be read (else None).
+    """A compiled program: what it takes, and what it costs: None where the compiler gave up for want of memory.
 
-    `flops` are a chip's share of the traced program's matrix products. `exhausted`: the compiler gave up for want of
-    memory.
+    `flops` are a chip's share of the traced program's matrix products.
     """
 
     work: Work
@@ -54,7 +55,6 @@ class Measured:
     cost: Cost | None
     flops: float
     compile_seconds: float
-    exhausted: bool = False
 
 
 def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measured:
@@ -64,19 +64,24 @@ def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measur
     """
     begin = time.perf_counter()
     resident = sum(work.resident.values())
-    try:
-        traced = work.function.trace(*work.arguments)
-        flops = matrix_flops(traced.jaxpr.jaxpr, experts) / devices
-        compiled = traced.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        needed = _EXHAUSTED.search(str(error))
-        if needed is None:
-            raise
-        used = float(needed[1]) * _UNITS[needed[2]]
-        arguments = bytes_per_chip(work.arguments)  # which it counts in
-        memory = Memory(arguments, 0, max(0.0, used - arguments), 0, resident)
-        return Measured(work, memory, None, flops, time.perf_counter() - begin, exhausted=True)
-    seconds = time.perf_counter() - begin
+    with tempfile.TemporaryDirectory() as folder:
+        # A libtpu newer than jaxlib has instructions that `as_text` cannot read back; its own dump has them as text.
+        options = None if chip is None else {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        try:
+            traced = work.function.trace(*work.arguments)
+            flops = matrix_flops(traced.jaxpr.jaxpr, experts) / devices
+            compiled = traced.lower().compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            needed = _EXHAUSTED.search(str(error))
+            if needed is None:
+                raise
+            used = float(needed[1]) * _UNITS[needed[2]]
+            arguments = bytes_per_chip(work.arguments)  # which it counts in
+            memory = Memory(arguments, 0, max(0.0, used - arguments), 0, resident)
+            return Measured(work, memory, None, flops, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        dumped = next(Path(folder).glob("*.after_codegen.txt"), None)
+        program = hlo.parse(compiled.as_text() if dumped is None else dumped.read_text())
     stats = compiled.memory_analysis()
     memory = Memory(
         arguments=stats.argument_size_in_bytes,
@@ -85,9 +90,5 @@ def measure(work: Work, chip: Chip | None, devices: int, experts: int) -> Measur
         code=stats.generated_code_size_in_bytes,
         resident=resident,
     )
-    try:
-        program = hlo.parse(compiled.as_text())
-    except jax.errors.JaxRuntimeError:  # libtpu has instructions that this jaxlib cannot write down
-        return Measured(work, memory, None, flops, seconds)
     limits = {} if chip is None else {"peak_flops": chip.bf16_flops, "bandwidth": chip.memory_bandwidth}
     return Measured(work, memory, cost_of(program, experts=experts, **limits), flops, seconds)

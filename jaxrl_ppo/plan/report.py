@@ -57,15 +57,14 @@ def program(measured: Measured, chip: Chip, interconnect: float | None) -> str:
     lines.append(
         f"  memory   {' + '.join(shown)} = {memory.peak / GIB:.2f} of {chip.memory_bytes / GIB:.2f} GiB a chip"
     )
-    if measured.exhausted:
-        return "\n".join([*lines, "  the compiler gave up: it does not fit, whatever else lies in memory"])
-    cost, traced = measured.cost, f"  work     {measured.flops / TERA:.4g} TFLOP"
+    cost = measured.cost
     if cost is None:
-        lines.append(f"{traced} a chip; this jaxlib cannot write the program down: no memory traffic, no collectives")
-    else:
-        compiled = f" ({cost.flops / TERA:.4g} as compiled)" if math.isfinite(chip.bf16_flops) else ""
-        lines.append(f"{traced}{compiled}, {cost.bytes / GB:.1f} GB of memory traffic a chip")
-    for kind, collective in sorted(cost.collectives.items() if cost else ()):
+        return "\n".join([*lines, "  the compiler gave up: it does not fit, whatever else lies in memory"])
+    compiled = f" ({cost.flops / TERA:.4g} as compiled)" if math.isfinite(chip.bf16_flops) else ""
+    lines.append(
+        f"  work     {measured.flops / TERA:.4g} TFLOP{compiled}, {cost.bytes / GB:.1f} GB of memory traffic a chip"
+    )
+    for kind, collective in sorted(cost.collectives.items()):
         lines.append(
             f"  network  {kind}: {collective.count} x, {collective.bytes / GB:.2f} GB, of which "
             f"{collective.sent / GB:.2f} GB sent by a chip"
@@ -82,12 +81,10 @@ def program(measured: Measured, chip: Chip, interconnect: float | None) -> str:
 
 def times(measured: Measured, chip: Chip, interconnect: float | None) -> tuple[float, float]:
     """Roofline seconds of one run: of computing and memory, and of the network, which may overlap."""
-    if measured.exhausted:
-        return math.inf, math.inf
-    arithmetic, cost = measured.flops / chip.bf16_flops, measured.cost
+    cost = measured.cost
     if cost is None:
-        return arithmetic, 0.0
-    return max(cost.seconds, arithmetic), cost.sent / interconnect if interconnect else 0.0
+        return math.inf, math.inf
+    return max(cost.seconds, measured.flops / chip.bf16_flops), cost.sent / interconnect if interconnect else 0.0
 
 
 def verdict(

@@ -36,8 +36,11 @@ class StateStore:
     def save(self, folder: str | Path, parts: dict[str, Any]) -> None:
         """Start writing `parts` into `folder`, replacing what is there; the arrays may be donated once this returns.
 
-        An earlier save is waited for; its failure is raised here.
+        An earlier save is waited for; its failure is raised here. Without parts there will be no folder.
         """
+        if not parts:
+            self.wait()
+            return
         items = {
             name: ocp.args.JsonSave(part) if name == EXTRA else ocp.args.StandardSave(part)
             for name, part in parts.items()

@@ -16,7 +16,7 @@ from jaxrl_ppo.models.huggingface import load_params
 from jaxrl_ppo.models.kernels import check_kernel
 from jaxrl_ppo.models.parameters import flatten, nest
 from jaxrl_ppo.sharding.memory import in_host_memory, on_device
-from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateStore, abstract
+from jaxrl_ppo.training.checkpoint import EXTRA, MODEL, OPTIMIZER, StateError, StateStore, abstract
 from jaxrl_ppo.training.packing import MicroStep, Packing
 
 if TYPE_CHECKING:
@@ -93,15 +93,21 @@ class ModelTrainer:
     def restore(self, folder: str | Path) -> None:
         """Take up the parts of a saved state that checkpoint.load_contents names, on this trainer's mesh.
 
-        Raises StateError when the folder is incomplete or another model's.
+        Raises StateError when the folder is incomplete or another model's, and when the model is not asked for: the
+        run would go on with the weights that it began with.
         """
+        wanted = self._checkpoint.load_contents
+        if MODEL not in wanted:
+            raise StateError(
+                f"{folder} cannot be gone on from: checkpoint.load_contents={wanted} leaves its weights behind. Add "
+                f"{MODEL} there and in checkpoint.save_contents, or start anew with trainer.resume_mode=disable"
+            )
         placements = self._programs.parameter_shardings
         parts = {
             MODEL: abstract(self.params, in_host_memory(placements) if self._offload else placements),
             OPTIMIZER: abstract(self.state, self._programs.state_shardings),
             EXTRA: None,
         }
-        wanted = self._checkpoint.load_contents
         found = self._store.restore(folder, {name: part for name, part in parts.items() if name in wanted})
         self.params = found.get(MODEL, self.params)
         self.state = found.get(OPTIMIZER, self.state)

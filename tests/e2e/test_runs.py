@@ -44,9 +44,32 @@ def test_mode_runs_to_its_end(command, mode, staleness):
         assert all(overlap[step] > 0 for step in range(1, STEPS)), overlap
 
 
+# An adapter that a few steps move far: the replicas get it merged into the weights that it adds to.
+LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=1e-2")
+
+
 def test_jax_engine_in_float32_gives_the_trainers_log_probs(command):
-    command.run("trainer.mode=sync", "trainer.total_training_steps=3", "actor_rollout_ref.rollout.dtype=float32",
-                "algorithm.rollout_correction.bypass_mode=false")  # fmt: skip
+    command.run(
+        "trainer.mode=sync",
+        "trainer.total_training_steps=3",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "algorithm.rollout_correction.bypass_mode=false",
+        *LORA,
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "trainer.save_freq=3",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
+    )
+    exported = command.folder / "global_step_3" / "huggingface"
+    adapter = load_file(exported / "lora_adapter" / "adapter_model.safetensors")
+    assert all(np.abs(factor).max() > 1e-3 for factor in adapter.values())
+    name = "model.layers.1.mlp.down_proj"
+    update = adapter[f"base_model.model.{name}.lora_B.weight"] @ adapter[f"base_model.model.{name}.lora_A.weight"]
+    base, merged = (
+        load_file(folder / "model.safetensors")[f"{name}.weight"].astype(np.float32)
+        for folder in (command.model, exported)
+    )
+    np.testing.assert_allclose(merged, base + 16 / 4 * update, rtol=1e-5, atol=1e-6)
+    assert command.metrics()[3]["actor/kl_loss"] > 0  # to the model without its adapter
     for step, row in command.metrics().items():
         if step:
             assert "training/rollout_probs_diff_max" in row
@@ -61,6 +84,7 @@ def test_vllm_replicas_train_too(command):
         "trainer.total_training_steps=3",
         "actor_rollout_ref.rollout.dtype=float32",
         "actor_rollout_ref.rollout.enforce_eager=true",
+        *LORA,  # which the probe after each weight sync would miss, were it not merged
     )
     metrics = command.metrics()
     assert [metrics[step]["training/staleness"] for step in (1, 2, 3)] == [0, 1, 1]

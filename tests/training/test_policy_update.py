@@ -155,6 +155,18 @@ def test_a_resumed_trainer_goes_on_to_the_bit(trainer, tiny_model, tmp_path):
         other.restore(tmp_path / "nothing")
 
 
+def test_without_the_model_in_it_a_state_is_nothing_to_go_on_from(tiny_model, tmp_path):
+    config = make_config()
+    checkpoint = config.actor.checkpoint
+    checkpoint.save_contents = checkpoint.load_contents = ["hf_model"]
+    trainer = make_trainer(tiny_model, config)
+    trainer.save(tmp_path / "state")  # the exported folder is another's part
+    trainer.wait_until_saved()
+    assert not (tmp_path / "state").exists()
+    with pytest.raises(StateError, match="leaves its weights behind"):
+        trainer.restore(tmp_path / "state")
+
+
 def test_a_sample_over_the_budget_is_refused_with_key_and_prompt(tiny_model):
     trainer = make_trainer(tiny_model, make_config(ppo_max_token_len_per_gpu=4))
     with pytest.raises(PackingError, match=r"prompt 10\d: .*actor_rollout_ref\.actor\.ppo_max_token_len_per_gpu=4"):
