@@ -8,6 +8,7 @@ import math
 import re
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
+_END = re.compile(r"^\}(, execution_thread=.*)?\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 _ARRAY = re.compile(r"(?P<type>[a-z][a-z0-9]*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -95,7 +96,10 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """The program of `jax.stages.Compiled.as_text()`. Raises ValueError when it holds no entry computation."""
+    """The program of `jax.stages.Compiled.as_text()`, or of XLA's dump.
+
+    Raises ValueError when it holds no entry computation.
+    """
     computations: dict[str, Computation] = {}
     entry = None
     name: str | None = None
@@ -106,7 +110,7 @@ def parse(text: str) -> Program:
             if header:
                 name, instructions = header["name"], []
                 entry = name if header["entry"] else entry
-        elif line.rstrip() == "}":
+        elif _END.match(line):
             computations[name] = Computation(name, tuple(_instruction(each) for each in instructions))
             name = None
         elif _INSTRUCTION.match(line):

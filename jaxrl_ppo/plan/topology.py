@@ -53,6 +53,7 @@ class Topology:
                 "TPU_MIN_LOG_LEVEL": "3",
                 "TPU_STDERR_LOG_LEVEL": "3",
                 "TPU_LOG_DIR": "disabled",
+                "JAX_ENABLE_COMPILATION_CACHE": "false",  # a program from there has no dump to read
             }
         return environment
 

@@ -146,6 +146,28 @@ def test_loops_count_from_their_start_by_their_step():
     assert (sent.count, sent.sent) == (4 * 2, 4 * 2 * 64 * 256 * 4)
 
 
+# A gather that a TPU's sparse cores make, with a launch in three parts; XLA ends such computations with their thread.
+OFFLOADED = """
+%gather (table: bf16[512,64], rows: s32[8]) -> bf16[8,64] {
+  %table = bf16[512,64] parameter(0)
+  %rows = s32[8] parameter(1)
+  ROOT %taken = bf16[8,64] custom-call(%table, %rows), custom_call_target="offloaded"
+}, execution_thread="sparsecore"
+
+ENTRY %main (table: bf16[512,64], rows: s32[8]) -> bf16[8,64] {
+  %table = bf16[512,64] parameter(0)
+  %rows = s32[8] parameter(1)
+  %start = ((), (), s32[1]) async-start(), async_execution_thread="sparsecore", calls=%gather
+  %update = ((bf16[512,64], s32[8]), bf16[8,64], s32[1]) async-update(%start, %table, %rows)
+  ROOT %done = bf16[8,64] async-done(%update)
+}
+"""
+
+
+def test_what_sparse_cores_do_counts_once():
+    assert cost_of(hlo.parse(OFFLOADED)).bytes == 512 * 64 * 2 + 8 * 4 + 8 * 64 * 2
+
+
 @pytest.mark.parametrize("text", ["v5e", "v9z:2x2", "v5e:8y8", "cpu:", "cpu:0", "8x8"])
 def test_topologies_that_are_none(text):
     with pytest.raises(TopologyError, match=r"plan\.topology="):
