@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
 from jaxrl_ppo.rewards.process import CallHung, ProcessDied, RewardProcess
-from jaxrl_ppo.rewards.results import Result, failed
+from jaxrl_ppo.rewards.results import Result, RewardError, failed
 from jaxrl_ppo.rewards.wire import Setup
 
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 64  # in one process, of a coroutine function or in a batch
+START_ATTEMPTS = 3  # of processes that are killed before they are ready
+START_PAUSE_S = 0.5  # before the second attempt; twice that before the third
 
 
 class RewardPool:
@@ -80,7 +82,15 @@ class RewardPool:
         await asyncio.gather(*(process.kill() for process in self._started))
 
     async def _start_process(self) -> RewardProcess:
-        process = await RewardProcess.start(self._setup)
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                process = await RewardProcess.start(self._setup)
+                break
+            except ProcessDied as died:
+                if attempt == START_ATTEMPTS:
+                    raise RewardError(f"{died}, {attempt} times in a row") from died
+                self.on_fault("reward_worker_lost", f"{died}: another is started")
+                await asyncio.sleep(attempt * START_PAUSE_S)
         self._started = {p for p in self._started if not p.ended} | {process}
         return process
 

@@ -27,7 +27,7 @@ SHOWN_BYTES = 1 << 16  # of its output, passed on to standard error
 
 
 class ProcessDied(Exception):
-    """The process ended while it had calls to answer."""
+    """The process ended while it had calls to answer, or was killed before it was ready for them."""
 
 
 class CallHung(Exception):
@@ -72,7 +72,10 @@ class RewardProcess:
 
     @classmethod
     async def start(cls, setup: Setup) -> RewardProcess:
-        """Start a process and load the reward function in it. Raises RewardError when that fails."""
+        """Start a process and load the reward function in it.
+
+        Raises RewardError when the function cannot be loaded, ProcessDied when the process is killed meanwhile.
+        """
         ours, theirs = socket.socketpair()
         try:
             process = subprocess.Popen(
@@ -95,7 +98,9 @@ class RewardProcess:
                 raise RewardError(hello["error"])
         except (EOFError, OSError) as error:
             how = await started.kill()
-            raise RewardError(f"a reward process {how} before it was ready:\n{started.tail}") from error
+            what = f"a reward process {how} before it was ready"
+            killed = started._process.returncode < 0  # from outside, or for want of memory: another may fare better
+            raise ProcessDied(what) if killed else RewardError(f"{what}:\n{started.tail}") from error
         except TimeoutError as error:
             await started.kill()
             raise RewardError(

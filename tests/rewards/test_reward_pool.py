@@ -315,6 +315,26 @@ async def test_a_bad_function_file_is_an_error_at_start(started, function_file, 
             pass
 
 
+KILLED_WHILE_IT_STARTS = """
+    import os, pathlib, signal
+    starts = pathlib.Path(__file__).with_name("starts")
+    starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+    if len(starts.read_text()) <= {kills}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        return 1
+"""
+
+
+async def test_a_process_killed_while_it_starts_is_replaced(started, tokenizer, function_file):
+    async with started(function_file(KILLED_WHILE_IT_STARTS.format(kills=2)), num_workers=1) as manager:
+        (sample,) = await score_all(manager, tokenizer, ["x"])
+        assert sample.reward == 1
+    with pytest.raises(RewardError, match="killed by SIGKILL before it was ready, 3 times in a row"):
+        async with started(function_file(KILLED_WHILE_IT_STARTS.format(kills=99))):
+            pass
+
+
 async def test_missing_function_file_and_arguments_it_does_not_take(started, function_file, tmp_path):
     with pytest.raises(RewardError, match=r"reward\.custom_reward_function: there is no file .*none\.py"):
         async with started(str(tmp_path / "none.py")):
