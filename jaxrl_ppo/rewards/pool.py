@@ -99,7 +99,8 @@ class RewardPool:
         while (process := self._least_busy()) is None:
             async with self._starting:
                 if self._least_busy() is None:
-                    self._shared.add(await self._start_process())
+                    started = await self._start_process()
+                    self._shared.add(started)  # to the set of now: it was made anew while the process started
         return process
 
     def _least_busy(self) -> RewardProcess | None:

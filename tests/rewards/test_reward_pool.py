@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from jaxrl_ppo.rewards import RewardError
@@ -214,9 +215,13 @@ async def test_more_calls_than_processes(started, tokenizer, function_file):
             return {"score": float(solution_str), "pid": os.getpid()}
     """)
     async with started(path, num_workers=3) as manager:
-        samples = await score_all(manager, tokenizer, [str(i) for i in range(200)])
-        assert [sample.reward for sample in samples] == list(range(200))
-        assert 1 <= len({sample.reward_parts["pid"] for sample in samples}) <= 3
+        for _ in range(4):
+            samples = await score_all(manager, tokenizer, [str(i) for i in range(50)])
+            assert [sample.reward for sample in samples] == list(range(50))
+        children = psutil.Process().children()
+        workers = {child.pid for child in children if "jaxrl_ppo.rewards.worker" in child.cmdline()}
+        assert {sample.reward_parts["pid"] for sample in samples} <= workers
+        assert len(workers) <= 3
 
 
 def alive(pid):
