@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 import jaxrl_ppo
@@ -58,6 +59,7 @@ def start_ray(config: Config) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = {"num_cpus": settings.num_cpus or os.cpu_count(), "include_dashboard": False} if address == "local" else {}
     for attempt in range(START_ATTEMPTS):
+        before = set(psutil.Process().children(recursive=True))
         try:
             ray.init(
                 address=address,
@@ -72,6 +74,9 @@ def start_ray(config: Config) -> None:
                 raise
             print("Ray did not start within its half minute: the machine is busy; once more", flush=True)
             ray.shutdown()
+            for process in set(psutil.Process().children(recursive=True)) - before:  # which Ray has forgotten
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def run_ppo(config: Config) -> None:

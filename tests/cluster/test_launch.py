@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from types import SimpleNamespace
 
 from jaxrl_ppo.cluster import launch
@@ -15,3 +17,24 @@ def test_what_is_told_before_the_steps_are_known_is_shown(monkeypatch, capsys):
     runner = SimpleNamespace(events=SimpleNamespace(options=lambda num_returns: stream))
     launch._show(runner, Config())
     assert capsys.readouterr().out == "asked to stop\nwarning: a long wait\n"
+
+
+def test_what_a_ray_that_did_not_start_has_left_is_ended_before_the_next_attempt(monkeypatch):
+    started = []
+
+    def init(**arguments):
+        if started:
+            return
+        started.append(subprocess.Popen(["sleep", "600"]))
+        raise Exception("The node with node ID: 1 timed out during startup.")  # of no narrower type, as Ray's own
+
+    monkeypatch.setattr(launch.ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        launch.start_ray(Config())
+        assert started[0].wait(timeout=10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
