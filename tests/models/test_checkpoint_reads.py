@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from jax_processes import run_script
 from safetensors import safe_open
-
-import device
 
 HERE = Path(__file__).parent
 VOCABULARY, WIDTH, INNER, LAYERS = 16384, 256, 64, 2
@@ -42,27 +37,12 @@ def folder(tmp_path_factory):
 
 def load(folder, mesh):
     """(bytes taken from tensors, resident bytes of the file's mapping) of each of two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    environment = os.environ | device.jax_environment("cpu", local_devices=DEVICES)
-    environment["PYTHONPATH"] = str(HERE.parent.parent)
-    running = [
-        subprocess.Popen(
-            [sys.executable, HERE / "read_script.py", folder, json.dumps(mesh), str(rank), coordinator],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    results = []
-    for process in running:
-        out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-3000:]
-        results.append(json.loads(out.rsplit("RESULT ", 1)[1]))
-    return results
+    return run_script(
+        HERE / "read_script.py",
+        lambda rank, coordinator: [folder, json.dumps(mesh), rank, coordinator],
+        devices=DEVICES,
+        processes=2,
+    )
 
 
 def sizes(folder):

@@ -1,14 +1,12 @@
 """Every family: the same updates on one device and on eight, whichever way they divide the work.
 
-Run as a program, this file takes every family to every mesh, in one process of eight devices and in two of four.
+Run as a program, with PYTHONPATH=.:tests, this file takes every family to every mesh, in one process of eight devices
+and in two of four.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from family_models import CONFIGS, save_family
-
-import device
+from jax_processes import run_script
 
 HERE = Path(__file__).parent
 ONE, DATA = {"fsdp": 1}, {"fsdp": 8}
@@ -45,29 +42,14 @@ def run(folder, meshes, processes=1):
     cases = {
         name: [str(save_family(name, folder / name)), sizes, MODEL.get(name, {})] for name, sizes in meshes.items()
     }
-    environment = os.environ | device.jax_environment("cpu", local_devices=8 // processes)
-    environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {QUICK_COMPILATION}"
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
-    command = [sys.executable, str(HERE / "family_script.py"), json.dumps(cases)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    running = [
-        subprocess.Popen(
-            [*command, str(processes), str(rank), coordinator] if processes > 1 else command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    results = []
-    for process in running:
-        out, errors = process.communicate(timeout=1800)
-        assert process.returncode == 0, errors[-3000:]
-        results.append(json.loads(out.rsplit("RESULT ", 1)[1]))
-    return results
+    return run_script(
+        HERE / "family_script.py",
+        lambda rank, coordinator: [json.dumps(cases), *([processes, rank, coordinator] if processes > 1 else [])],
+        devices=8 // processes,
+        processes=processes,
+        flags=QUICK_COMPILATION,
+        timeout=1800,
+    )
 
 
 def check(expected, results, meshes):

@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import device
+from jax_processes import run_script
 
 HERE = Path(__file__).parent
 
 
 def run(model, meshes=({},), devices=1, processes=1, settings=None, save=None, restore=None, steps=3):
     """What `update_script.py` prints, from each process: a result for each mesh."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    environment = os.environ | device.jax_environment("cpu", local_devices=devices)
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
     arguments = {
         "model": str(model),
         "meshes": list(meshes),
         "settings": settings or {},
         "processes": processes,
-        "coordinator": coordinator,
         "save": save and str(save),
         "restore": restore and str(restore),
         "steps": steps,
     }
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "update_script.py"), json.dumps(arguments | {"rank": rank})],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    results = []
-    for process in running:
-        out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-3000:]
-        results.append(json.loads(out.rsplit("RESULT ", 1)[1]))
-    return results
+    return run_script(
+        HERE / "update_script.py",
+        lambda rank, coordinator: [json.dumps(arguments | {"rank": rank, "coordinator": coordinator})],
+        devices=devices,
+        processes=processes,
+    )
 
 
 COMPARED = (
