@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,8 +228,3 @@ def slow_down(process: psutil.Process, seconds: float) -> None:
     time.sleep(seconds)
     if process.is_running():
         process.send_signal(signal.SIGCONT)
-
-
-def moments(rng: random.Random, count: int, steps: int) -> Iterator[int]:
-    """`count` steps in order, at random, none of them the last two."""
-    yield from sorted(rng.choices(range(1, steps - 2), k=count))

@@ -27,12 +27,27 @@ def at_steps(scenario: Scenario, run: Run, count: int, longest_pause_s: float) -
         yield
 
 
+def hurt_processes(
+    scenario: Scenario,
+    kind: str,
+    times: int,
+    *settings: str,
+    how: signal.Signals = signal.SIGKILL,
+    mode: Mode = ONE_STEP_OFF,
+    longest_pause_s: float = 0.3,
+    visible: tuple[str, ...],
+    exact: bool = False,
+) -> None:
+    """A run goes on to its end though processes of `kind` get the signal `how`, at so many moments."""
+    run = scenario.run(mode, STEPS, SAVE, *settings)
+    for _ in at_steps(scenario, run, times, longest_pause_s):
+        scenario.hurt(run.signal(kind, how))
+    scenario.ends(run, mode, STEPS, visible=visible, exact=exact)
+
+
 def kill_replicas_generating(scenario: Scenario) -> None:
     """A rollout replica is killed while it generates."""
-    run = scenario.run(ONE_STEP_OFF, STEPS, TWO_REPLICAS, SAVE)
-    for _ in at_steps(scenario, run, 5, 0.3):
-        scenario.hurt(run.signal(ROLLOUT, signal.SIGKILL))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=LOST_REPLICAS)
+    hurt_processes(scenario, ROLLOUT, 5, TWO_REPLICAS, visible=LOST_REPLICAS)
 
 
 def kill_replicas_loading(scenario: Scenario) -> None:
@@ -58,10 +73,8 @@ def kill_replicas_starting(scenario: Scenario) -> None:
 
 def kill_replicas_taking_turns(scenario: Scenario) -> None:
     """The only replica is killed, awake or asleep; it takes turns with the trainer on its devices."""
-    run = scenario.run(MODES["sync, in turns"], STEPS, SAVE)
-    for _ in at_steps(scenario, run, 4, 0.5):
-        scenario.hurt(run.signal(ROLLOUT, signal.SIGKILL))
-    scenario.ends(run, MODES["sync, in turns"], STEPS, visible=LOST_REPLICAS)
+    turns = MODES["sync, in turns"]
+    hurt_processes(scenario, ROLLOUT, 4, mode=turns, longest_pause_s=0.5, visible=LOST_REPLICAS)
 
 
 def slow_replicas(scenario: Scenario) -> None:
@@ -77,34 +90,23 @@ def slow_replicas(scenario: Scenario) -> None:
 def hang_replicas(scenario: Scenario) -> None:
     """A rollout replica stands still for good."""
     deadlines = ("trainer.deadlines.generation_s=20", "trainer.deadlines.weights_s=20")
-    run = scenario.run(ONE_STEP_OFF, STEPS, TWO_REPLICAS, SAVE, *deadlines)
-    for _ in at_steps(scenario, run, 2, 0.3):
-        scenario.hurt(run.signal(ROLLOUT, signal.SIGSTOP))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=LOST_REPLICAS)
+    hurt_processes(scenario, ROLLOUT, 2, TWO_REPLICAS, *deadlines, how=signal.SIGSTOP, visible=LOST_REPLICAS)
 
 
 def kill_reward_workers(scenario: Scenario) -> None:
     """A reward worker is killed: its calls are made again."""
-    run = scenario.run(ONE_STEP_OFF, STEPS, SAVE)
-    for _ in at_steps(scenario, run, 6, 0.3):
-        scenario.hurt(run.signal(REWARD, signal.SIGKILL))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=("fault/reward_worker_lost",), exact=True)
+    hurt_processes(scenario, REWARD, 6, visible=("fault/reward_worker_lost",), exact=True)
 
 
 def hang_reward_workers(scenario: Scenario) -> None:
     """A reward worker hangs: the samples that it had get no reward."""
-    run = scenario.run(ONE_STEP_OFF, STEPS, SAVE, "reward.timeout_s=3", "reward.max_failure_rate=1")
-    for _ in at_steps(scenario, run, 3, 0.3):
-        scenario.hurt(run.signal(REWARD, signal.SIGSTOP))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=("reward/failures",))
+    limits = ("reward.timeout_s=3", "reward.max_failure_rate=1")
+    hurt_processes(scenario, REWARD, 3, *limits, how=signal.SIGSTOP, visible=("reward/failures",))
 
 
 def kill_stores(scenario: Scenario) -> None:
     """A node's weight store is killed: it comes back, and weights on their way are staged again."""
-    run = scenario.run(ONE_STEP_OFF, STEPS, SAVE)
-    for _ in at_steps(scenario, run, 4, 0.3):
-        scenario.hurt(run.signal(STORE, signal.SIGKILL))
-    scenario.ends(run, ONE_STEP_OFF, STEPS, visible=("fault/store_lost",), exact=True)
+    hurt_processes(scenario, STORE, 4, visible=("fault/store_lost",), exact=True)
 
 
 def kill_trainer(scenario: Scenario) -> None:
