@@ -62,11 +62,16 @@ def test_a_small_model_fits_a_slice(tmp_path):
         "MFU of the actor's update is at most",
     ):
         assert text in done.stdout, text
-    # Counted in the traced program and in the compiled one, by nothing in common; compilers compute a little twice.
+    # Counted in the traced program and in the compiled one, by nothing in common. They differ in two things that the
+    # compiler does otherwise than written. The attention's weight gradients are summed up over all tokens of a row by
+    # each of the two chips along the sequence axis, not over its half. The logits, one chunk only, are not computed
+    # again for their gradient.
     found = re.findall(r"work +(\S+) TFLOP \((\S+) as compiled\)", done.stdout)
     assert len(found) == 3
-    for traced, compiled in found:
-        assert float(compiled) == pytest.approx(float(traced), rel=0.1)
+    tokens, targets, width, keys, layers, vocabulary = 4 * 512 / 4, 4 * 384 / 4, 256, 128, 3, 512  # a chip's
+    again = 2 * layers * tokens * width * (width + keys + keys + width) - 2 * targets * width * vocabulary
+    for (traced, compiled), more in zip(found, (again / 1e12, 0, 0)):
+        assert float(compiled) == pytest.approx(float(traced) + more, rel=1e-3)
     assert float(found[0][0]) > 3 * float(found[2][0]) > 0  # the gradient's and the log-probs'
 
 
