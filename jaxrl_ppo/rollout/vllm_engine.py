@@ -83,13 +83,14 @@ class VllmEngine:
 
         from jaxrl_ppo.weights import vllm_owner
 
-        arguments = vllm_setup.engine_arguments(config, model_folder)
-        if sleeps and not vllm_setup.is_cpu_build():
+        cpu = vllm_setup.is_cpu_build()
+        arguments = vllm_setup.engine_arguments(config, model_folder, cpu)
+        if sleeps and not cpu:
             arguments["enable_sleep_mode"] = True
         if config.cpu_affinity is not None:
             os.sched_setaffinity(0, config.cpu_affinity[index])
         cores = sorted(os.sched_getaffinity(0))
-        os.environ.update(vllm_setup.environment(config, index, vllm_setup.is_cpu_build(), cores))
+        os.environ.update(vllm_setup.environment(config, index, cpu, cores))
         vllm_owner.claim()
         me = psutil.Process()
         before = set(me.children(recursive=True))

@@ -26,6 +26,11 @@ def is_cpu_build() -> bool:
     return False
 
 
+def is_eager(config: RolloutConfig, cpu: bool) -> bool:
+    """Whether vLLM compiles nothing. On CPUs (`cpu`: of vLLM's build) that is the default: a start costs less."""
+    return cpu if config.enforce_eager is None else config.enforce_eager
+
+
 def environment(
     config: RolloutConfig, index: int, cpu: bool, cores: Sequence[int], current: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -46,7 +51,7 @@ def environment(
         wanted["VLLM_TARGET_DEVICE"] = "cpu"
         # GiB. Without it vLLM takes gpu_memory_utilization of the whole machine for each replica.
         wanted["VLLM_CPU_KVCACHE_SPACE"] = "2"
-        if config.enforce_eager:
+        if is_eager(config, cpu):
             # vLLM compiles parts of its sampler even then: half a minute before the first token.
             wanted["TORCH_COMPILE_DISABLE"] = "1"
     missing = {name: value for name, value in wanted.items() if name not in current}
@@ -86,8 +91,11 @@ def _threads(config: RolloutConfig, index: int, cores: Sequence[int]) -> dict[st
     return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares)}
 
 
-def engine_arguments(config: RolloutConfig, model_folder: str | Path) -> dict[str, Any]:
-    """Arguments of vLLM's AsyncEngineArgs. Raises ValueError for engine_kwargs that would break the engine."""
+def engine_arguments(config: RolloutConfig, model_folder: str | Path, cpu: bool) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs; `cpu` is whether it is a build for CPUs.
+
+    Raises ValueError for engine_kwargs that would break the engine.
+    """
     taken = sorted(set(OURS) & set(config.engine_kwargs.vllm))
     if taken:
         raise ValueError(f"{KEY}.engine_kwargs.vllm.{taken[0]} cannot be set: the trainer depends on its own value")
@@ -100,7 +108,7 @@ def engine_arguments(config: RolloutConfig, model_folder: str | Path) -> dict[st
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "gpu_memory_utilization": config.gpu_memory_utilization,
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": is_eager(config, cpu),
         "enable_chunked_prefill": config.enable_chunked_prefill,
         "enable_prefix_caching": config.enable_prefix_caching,
         "tensor_parallel_size": config.tensor_model_parallel_size or 1,

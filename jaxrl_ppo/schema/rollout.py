@@ -86,7 +86,9 @@ class RolloutConfig:
         True, "Where trainer and rollout take turns, the engine gives up weights and cache while the trainer works."
     )
     ignore_eos: bool = key(False, "Generate on after an end token.")
-    enforce_eager: bool = key(False, "vLLM: no compiled graphs.")
+    enforce_eager: bool | None = key(
+        None, "vLLM: no compiled graphs; null: none with vLLM's build for CPUs, else some."
+    )
     tensor_model_parallel_size: int | None = key(None, "Devices of one replica; null: 1.", ge=1)
     data_parallel_size: int = key(1, "Data-parallel ranks inside one replica.", ge=1)
     expert_parallel_size: int = key(1, "Devices that split a mixture's experts.", ge=1)

@@ -83,7 +83,6 @@ def test_vllm_replicas_train_too(command):
         "rollout.n_gpus_per_node=2",
         "trainer.total_training_steps=3",
         "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.rollout.enforce_eager=true",
         *LORA,  # which the probe after each weight sync would miss, were it not merged
     )
     metrics = command.metrics()

@@ -66,8 +66,17 @@ def test_variables_that_are_set_are_left_alone():
     assert os.path.isfile(os.path.join(root, "jaxrl_ppo", "__init__.py"))
     assert elsewhere == "/elsewhere"
     assert variables["TORCH_COMPILE_DISABLE"] == "1"
-    assert "TORCH_COMPILE_DISABLE" not in environment(RolloutConfig(), current=mine)
+    assert "TORCH_COMPILE_DISABLE" not in environment(RolloutConfig(enforce_eager=False), current=mine)
     assert "PYTHONPATH" not in environment(RolloutConfig(), current={"PYTHONPATH": root})
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpu", "eager"), [(None, True, True), (None, False, False), (False, True, False), (True, False, True)]
+)
+def test_nothing_is_compiled_on_cpus_unless_it_is_asked_for(asked, cpu, eager):
+    config = RolloutConfig(enforce_eager=asked)
+    assert vllm_setup.engine_arguments(config, "/model", cpu)["enforce_eager"] is eager
+    assert ("TORCH_COMPILE_DISABLE" in environment(config, cpu=cpu)) is (eager and cpu)
 
 
 @pytest.mark.usefixtures("vllm_environment")
@@ -76,12 +85,12 @@ def test_every_argument_exists_and_the_users_own_are_passed_on(first):
 
     extra = EngineKwargsConfig(vllm={"block_size": 64, "max_num_seqs": 9})
     config = RolloutConfig(prompt_length=30, response_length=12, engine_kwargs=extra)
-    arguments = vllm_setup.engine_arguments(config, first.folder)
+    arguments = vllm_setup.engine_arguments(config, first.folder, cpu=True)
     made = AsyncEngineArgs(**arguments)
     assert (made.max_model_len, made.block_size, made.max_num_seqs, made.dtype) == (42, 64, 9, "bfloat16")
     with pytest.raises(ValueError, match=r"engine_kwargs\.vllm\.logprobs_mode cannot be set"):
         vllm_setup.engine_arguments(
-            RolloutConfig(engine_kwargs=EngineKwargsConfig(vllm={"logprobs_mode": "raw_logprobs"})), "/model"
+            RolloutConfig(engine_kwargs=EngineKwargsConfig(vllm={"logprobs_mode": "raw_logprobs"})), "/model", True
         )
 
 

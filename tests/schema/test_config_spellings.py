@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from schema_cases import compose
 
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.legacy import REWARD_SPELLINGS, SPELLINGS, lookup, migrate_legacy_reward_impl
 from jaxrl_ppo.schema.no_effect import CONDITIONAL
-from jaxrl_ppo.schema.validate import Checked
+from jaxrl_ppo.schema.validate import Checked, validate_config
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -107,6 +108,13 @@ def test_keys_of_vllm_have_no_effect_on_the_jax_engine(check: Callable[..., Chec
     assert not check("actor_rollout_ref.rollout.name=vllm", f"{eager}=true").notes
     (note,) = check("actor_rollout_ref.rollout.name=jax", f"{eager}=true").notes
     assert note == f"no effect here: {eager} (the jax engine has no such setting)"
+
+
+@pytest.mark.parametrize("name", ["ppo_trainer", "one_step_off_ppo_trainer", "async_ppo_trainer", "quickstart"])
+def test_our_own_configurations_set_nothing_that_has_no_effect_in_them(name: str) -> None:
+    given = [] if name == "quickstart" else ["data.train_files=a.parquet", "actor_rollout_ref.model.path=a"]
+    raw, _ = compose([*given, "trainer.test_freq=-1"], name)
+    assert not validate_config(raw, files=False).notes
 
 
 def test_asking_for_what_happens_anyway_needs_no_line(check: Callable[..., Checked]) -> None:
