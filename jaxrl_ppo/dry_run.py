@@ -1,54 +1,67 @@
-"""What `trainer.dry_run` looks at beyond the configuration: rows of the data files, the reward function, the tools."""
+"""What a start looks at beyond the configuration: rows of the data files; in a dry run users' code as well."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from jaxrl_ppo.data.columns import OPTIONAL_COLUMNS, RowReader
-from jaxrl_ppo.data.rows import DataError, FileRows
+from jaxrl_ppo.first_rows import TOOLS, is_faulty, look_at_rows
 from jaxrl_ppo.rewards import RewardError, RewardManager
 from jaxrl_ppo.schema.config import Config
-from jaxrl_ppo.schema.faults import ConfigError, Fault
+from jaxrl_ppo.schema.faults import ConfigError, Fault, named
 from jaxrl_ppo.user_code import UserCodeError
 
-ROWS = 1000  # looked at in each file
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Looked:
+    """What was looked at, a line each, and what is worth knowing."""
+
+    lines: list[str]
+    notes: list[str]
 
 
-def look(config: Config) -> list[str]:
-    """What was looked at, a line each. The reward function is loaded in a process of its own, which ends again.
+def look(config: Config, known: Sequence[Fault] = (), *, everything: bool = True, fetch: bool = False) -> Looked:
+    """Look at what `config` names. Without `everything` at the data alone, which is what a run's start does.
 
-    Raises ConfigError with every fault found.
+    `known` are faults of the configuration: what they are about is left out, and they are told with the others. `fetch`
+    is `look_at_rows`'s. The reward function is loaded in a process of its own, which ends again.
+
+    Raises ConfigError with every fault.
     """
+    found = look_at_rows(config, known, fetch=fetch)
+    lines, faults = found.lines, [*known, *found.faults]
+    if everything:
+        more, further = _users_code(config, known, found.sources)
+        lines, faults = lines + more, faults + further
+    if faults:
+        raise ConfigError(faults, config)
+    return Looked(lines, found.notes)
+
+
+def _users_code(config: Config, known: Sequence[Fault], sources: set[str]) -> tuple[list[str], list[Fault]]:
     lines: list[str] = []
     faults: list[Fault] = []
-    sources: set[str] = set()
-    for key, files in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
-        for file in [files] if isinstance(files, str) else files or []:
-            try:
-                lines.append(f"{key}: {_rows(config, key, file, sources)}")
-            except DataError as error:
-                text = str(error)
-                faults.append(Fault((key,), text if text.startswith(key) else f"{key}: {text}"))
     try:
-        lines += _tools(config)
+        if not is_faulty(known, TOOLS):
+            lines += _tools(config)
     except UserCodeError as error:
-        faults.append(Fault(("actor_rollout_ref.rollout.multi_turn.tool_config_path",), str(error)))
+        faults.append(Fault((f"{TOOLS}.tool_config_path",), str(error)))
     try:
-        lines += _own_algorithms(config)
+        if not any(is_faulty(known, key) for key in ("algorithm", "actor_rollout_ref.actor")):
+            lines += _own_algorithms(config)
     except ConfigError as error:
         faults += error.faults
     except UserCodeError as error:
         faults.append(Fault(("algorithm",), str(error)))
     try:
-        asyncio.run(_load_rewards(config, sources))
-        lines.append("reward: loaded, and it takes the arguments that it will be called with")
+        if not any(is_faulty(known, key) for key in ("reward", "data.reward_fn_key")):
+            asyncio.run(_load_rewards(config, sources))
+            lines.append("reward: loaded, and it takes the arguments that it will be called with")
     except RewardError as error:
-        faults.append(Fault(("reward",), f"reward: {error}"))
-    if faults:
-        raise ConfigError(faults)
-    return lines
+        faults.append(Fault(("reward",), named("reward", error)))
+    return lines, faults
 
 
 def _own_algorithms(config: Config) -> list[str]:
@@ -60,25 +73,6 @@ def _own_algorithms(config: Config) -> list[str]:
 
     check_algorithms(config)
     return [f"{spec}: tried on made-up samples" for spec in named]
-
-
-def _rows(config: Config, key: str, file: str, sources: set[str]) -> str:
-    """Read the first rows of one file; adds their data sources."""
-    if "://" in file:
-        return f"{file} is not on this machine, and was not fetched"
-    if config.data.custom_cls.path:
-        return f"{file} is read by data.custom_cls, and was not opened"
-    reader = RowReader(config.data)
-    rows = FileRows(file, reader.columns, OPTIONAL_COLUMNS, key)
-    if not len(rows):
-        raise DataError(f"{file} has no rows")
-    for index in range(min(ROWS, len(rows))):
-        row, where = rows.row(index), rows.where(index)
-        reader.messages(row, where)
-        reader.agent(row, where)
-        sources.add(reader.task(row, where)[0])
-    looked = "all" if len(rows) <= ROWS else f"the first {ROWS:,}"
-    return f"{file}: {looked} of {len(rows):,} rows are as they should be"
 
 
 def _tools(config: Config) -> Iterator[str]:

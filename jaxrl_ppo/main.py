@@ -7,9 +7,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -27,6 +27,9 @@ from jaxrl_ppo.schema.faults import ConfigError, Fault
 from jaxrl_ppo.schema.legacy import migrate_legacy_reward_impl
 from jaxrl_ppo.schema.overrides import given_keys, normalise
 from jaxrl_ppo.schema.validate import Checked, validate_config
+
+if TYPE_CHECKING:
+    from jaxrl_ppo.dry_run import Looked
 
 # What a verl reader looks for here, and where it is; found on first use, since a dry run does without Ray and Grain.
 ELSEWHERE = {
@@ -88,12 +91,17 @@ def check_and_run(composed: DictConfig) -> None:
     signal.signal(signal.SIGTERM, stop_at_once)
     try:
         overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-        checked = read_config(composed, given_keys(overrides))
+        try:
+            checked = read_config(composed, given_keys(overrides))
+        except ConfigError as error:
+            if error.config is not None:
+                look_further(error.config, error.faults)
+            raise
         print(table.render(checked.config, checked.notes), flush=True)
+        looked = look_further(checked.config)
+        print(*(f"note: {note}" for note in looked.notes), sep="\n", end="\n" * bool(looked.notes), flush=True)
         if checked.config.trainer.dry_run:
-            from jaxrl_ppo.dry_run import look  # reads data with pyarrow, which a run's driver does without
-
-            print(*look(checked.config), sep="\n")
+            print(*looked.lines, sep="\n")
             print("dry run: nothing was started")
             return
         check_devices(checked.config)
@@ -101,6 +109,17 @@ def check_and_run(composed: DictConfig) -> None:
         print(error, file=sys.stderr)
         sys.exit(BAD_CONFIGURATION)
     run_ppo(checked.config)
+
+
+def look_further(config: Config, known: Sequence[Fault] = ()) -> Looked:
+    """What can be known before anything is started, a dry run's part or a start's.
+
+    `known` are the faults found so far. Raises ConfigError with these and all others.
+    """
+    from jaxrl_ppo.dry_run import look  # reads data with pyarrow; a configuration that Hydra refuses does without
+
+    dry = config.trainer.dry_run
+    return look(config, known, everything=dry, fetch=not dry and not joins_cluster(config))
 
 
 def stop_at_once(*_: object) -> None:

@@ -31,7 +31,8 @@ def to_row(raw: dict[str, Any], split: str, index: int) -> dict[str, Any]:
     """One row in verl's form."""
     final = re.search(r"####\s*(-?[\d,.]+)", raw["answer"])
     if final is None:
-        raise SystemExit(f"{split}, row {index}: its answer has no '#### number': {raw['answer'][-80:]!r}")
+        where = f"{split}, row {index} (counted from 0)"
+        raise SystemExit(f"{where}: its answer has no '#### number': {raw['answer'][-80:]!r}")
     return {
         "data_source": SOURCE,
         "prompt": [{"role": "user", "content": f"{raw['question']} {INSTRUCTION}"}],

@@ -31,7 +31,8 @@ def to_row(raw: dict[str, Any], split: str, index: int) -> dict[str, Any]:
     """One row in verl's form."""
     answer = last_boxed(raw["solution"])
     if answer is None:
-        raise SystemExit(f"{split}, row {index}: its solution has no \\boxed{{…}}: {raw['solution'][-80:]!r}")
+        where = f"{split}, row {index} (counted from 0)"
+        raise SystemExit(f"{where}: its solution has no \\boxed{{…}}: {raw['solution'][-80:]!r}")
     return {
         "data_source": SOURCE,
         "prompt": [{"role": "user", "content": f"{raw['problem']} {INSTRUCTION}"}],

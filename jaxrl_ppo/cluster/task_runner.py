@@ -132,11 +132,12 @@ class TaskRunner:
         model = config.actor_rollout_ref.model
         assert model.path is not None
         assert config.data.train_files is not None
-        folder = await asyncio.to_thread(copy_to_local, model.path)
+        folder = await asyncio.to_thread(copy_to_local, model.path, key="actor_rollout_ref.model.path")
         critic_folder = None
         if Role.Critic in mapping:
             assert config.critic.model.path is not None  # filled in with the actor's
-            critic_folder = str(await asyncio.to_thread(copy_to_local, config.critic.model.path))
+            key = "critic.model.path"
+            critic_folder = str(await asyncio.to_thread(copy_to_local, config.critic.model.path, key=key))
         tokenizer = await asyncio.to_thread(
             hf_tokenizer,
             model.tokenizer_path or folder,
@@ -326,7 +327,7 @@ def _reward_model_folder(config: Config, policy: PreTrainedTokenizerBase) -> tup
     """The reward model's folder on this node, and what makes its sequences."""
     settings = config.reward.reward_model
     assert settings.model_path is not None
-    folder = copy_to_local(settings.model_path)
+    folder = copy_to_local(settings.model_path, key="reward.reward_model.model_path")
     trusted = config.actor_rollout_ref.model.trust_remote_code
     own = hf_tokenizer(folder, trust_remote_code=trusted, needs_template=False)
     return str(folder), SequenceMaker(policy, own, load_decoder_config(folder, "sequence").max_positions)

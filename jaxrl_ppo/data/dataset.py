@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxrl_ppo.data.columns import OPTIONAL_COLUMNS
 from jaxrl_ppo.data.prompts import PromptBuilder
 from jaxrl_ppo.data.rows import DataError, FileRows, Rows, UserRows
 from jaxrl_ppo.data.survey import Survey, survey
+from jaxrl_ppo.schema.faults import named
 from jaxrl_ppo.schema.records import Prompt
 from jaxrl_ppo.user_code import UserCodeError, load_name
 
@@ -60,9 +61,7 @@ def _naming(key: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        if str(error).startswith(key):
-            raise
-        raise DataError(f"{key}: {error}") from error
+        raise DataError(named(key, error)) from error
 
 
 def _create(
@@ -144,24 +143,40 @@ def _apply_length_limit(chosen: np.ndarray, found: Survey, rows: Rows, config: D
     overlong = found.lengths > limit
     if not overlong.any():
         return chosen
+    files = ", ".join(map(str, rows.paths)) if isinstance(rows, FileRows) else "data.custom_cls"
+    fault = overlong_fault(found.lengths, config, files, lambda first: rows.where(int(chosen[first])))
+    if fault:
+        raise DataError(f"{key}: {fault}")
     if config.filter_overlong_prompts:
-        if overlong.all():
-            raise DataError(
-                f"{key}: no rows left, all {len(chosen)} prompts are longer than data.max_prompt_length={limit} "
-                f"(the shortest has {found.lengths.min()} tokens). Raise it"
-            )
         log.info("%s: %d of %d rows dropped, longer than %d tokens", key, overlong.sum(), len(chosen), limit)
         return chosen[~overlong]
-    if config.truncation == "error":
-        first = int(np.flatnonzero(overlong)[0])
-        raise DataError(
-            f"{key}: {overlong.sum()} of {len(chosen)} prompts are longer than data.max_prompt_length={limit} tokens. "
-            f"The first: {rows.where(int(chosen[first]))}, {found.lengths[first]} tokens; "
-            f"the longest: {found.lengths.max()}. Raise data.max_prompt_length, set data.filter_overlong_prompts=true "
-            "to drop such rows, or data.truncation to left, right or middle"
-        )
     log.info("%s: %d of %d prompts are cut to %d tokens", key, overlong.sum(), len(chosen), limit)
     return chosen
+
+
+def overlong_fault(lengths: np.ndarray, config: DataConfig, files: str, where: Callable[[int], str]) -> str | None:
+    """Why prompts of these `lengths` (tokens) cannot be used; None where they can, cut or without those too long.
+
+    `files` are what they come from and `where(i)` names the row of `lengths[i]`, for the message.
+    """
+    limit = config.max_prompt_length
+    overlong = lengths > limit
+    if config.filter_overlong_prompts and overlong.all():
+        return (
+            f"no rows left: all {len(lengths):,} prompts looked at in {files} are longer than "
+            f"data.max_prompt_length={limit} tokens; the shortest has {lengths.min()}, the longest {lengths.max()}. "
+            "Raise data.max_prompt_length"
+        )
+    if config.filter_overlong_prompts or config.truncation != "error" or not overlong.any():
+        return None
+    first = int(np.flatnonzero(overlong)[0])
+    shortest = f"the shortest: {lengths.min()}, " if overlong.all() else ""
+    return (
+        f"{overlong.sum():,} of {len(lengths):,} prompts are longer than data.max_prompt_length={limit} tokens. "
+        f"The first: {where(first)}, {lengths[first]} tokens; {shortest}the longest: {lengths.max()}. Raise "
+        "data.max_prompt_length, set data.filter_overlong_prompts=true to drop such rows, or data.truncation to left, "
+        "right or middle"
+    )
 
 
 def _user_dataset(

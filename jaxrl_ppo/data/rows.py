@@ -44,7 +44,7 @@ class Rows(Protocol):
         ...
 
     def where(self, index: int) -> str:
-        """'FILE, row N' for messages; rows count from 0 in their file."""
+        """'FILE, line N' (jsonl) or 'FILE, row N (counted from 0)', for messages."""
         ...
 
     def fingerprint(self) -> list[dict[str, Any]]:
@@ -61,6 +61,7 @@ class Block:
     rows: int
     nbytes: int  # memory it takes when loaded; 0 when rows are read one by one
     load: Callable[[], Callable[[int], Row]]
+    lines: np.ndarray | None = None  # each row's line in the file, from 1, where a row is a line
 
 
 class FileRows:
@@ -70,7 +71,7 @@ class FileRows:
         """Open `files` (paths or URLs; parquet, json or jsonl) for their `columns` and, where present, `optional` ones.
 
         `key` is the configuration key of the files, for messages. Raises DataError for a file that is missing,
-        unreadable or without one of the `columns`.
+        unreadable, empty or without one of the `columns`.
         """
         self.opened = (files, columns, optional, key)  # for a worker process that opens them again
         names = [files] if isinstance(files, str) else list(files)
@@ -88,6 +89,8 @@ class FileRows:
                 raise DataError(f"{key}: there is no file {name}" + (" (it is a folder)" if path.is_dir() else ""))
             self.paths.append(path)
             blocks = list(_open(path, columns, optional))
+            if not blocks:
+                raise DataError(f"{key}: {name} has no rows")
             self._blocks += blocks
             self.blocks_of_files.append(len(blocks))
         self.block_sizes = np.array([block.rows for block in self._blocks], np.int64)
@@ -119,9 +122,12 @@ class FileRows:
         return rows(offset)
 
     def where(self, index: int) -> str:
-        """'FILE, row N'; rows count from 0 in their file."""
+        """'FILE, line N' (jsonl, from 1) or 'FILE, row N (counted from 0)'."""
         number, offset = self._find(index)
-        return f"{self._blocks[number].path}, row {self._blocks[number].first + offset}"
+        block = self._blocks[number]
+        if block.lines is not None:
+            return f"{block.path}, line {block.lines[offset]}"
+        return _numbered(block.path, block.first + offset)
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """Name, rows, size and a checksum of both ends of each file. Where a file lies does not matter."""
@@ -154,12 +160,16 @@ class UserRows:
         return row
 
     def where(self, index: int) -> str:
-        """'CLASS, row N'."""
-        return f"{type(self._dataset).__name__}, row {index}"
+        """'CLASS, row N (counted from 0)'."""
+        return _numbered(type(self._dataset).__name__, index)
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """Class name and length: all that can be known."""
         return [{"class": type(self._dataset).__name__, "rows": len(self)}]
+
+
+def _numbered(source: Path | str, row: int) -> str:
+    return f"{source}, row {row} (counted from 0)"
 
 
 def _open(path: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Block]:
@@ -214,13 +224,15 @@ def _open_json(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     start = 0
     while start < len(data) and data[start] in b" \t\r\n":
         start += 1
+    lines = None
     if data[start : start + 1] == b"[":
         row, count = _json_array(path, data)
     else:
-        row, count = _json_lines(path, data)
+        row, lines = _json_lines(path, data)
+        count = len(lines)
     if count:
         _require_columns(path, columns, list(row(0)))
-        yield Block(path, 0, count, 0, lambda: row)
+        yield Block(path, 0, count, 0, lambda: row, lines)
 
 
 def _json_array(path: Path, data: Any) -> tuple[Callable[[int], Row], int]:
@@ -230,15 +242,16 @@ def _json_array(path: Path, data: Any) -> tuple[Callable[[int], Row], int]:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: a {type(row).__name__}, not an object with columns")
+            raise DataError(f"{_numbered(path, number)}: a {type(row).__name__}, not an object with columns")
     return rows.__getitem__, len(rows)
 
 
-def _json_lines(path: Path, data: Any) -> tuple[Callable[[int], Row], int]:
+def _json_lines(path: Path, data: Any) -> tuple[Callable[[int], Row], np.ndarray]:
+    """What gives each row, and the rows' lines."""
     starts, ends, lines = _line_index(data)
 
     def row(index: int) -> Row:
-        where = f"{path}, row {index} (line {lines[index] + 1})"
+        where = f"{path}, line {lines[index]}"
         try:
             value = json.loads(data[starts[index] : ends[index]])
         except ValueError as error:
@@ -247,11 +260,11 @@ def _json_lines(path: Path, data: Any) -> tuple[Callable[[int], Row], int]:
             raise DataError(f"{where}: a {type(value).__name__}, not an object with columns")
         return value
 
-    return row, len(starts)
+    return row, lines
 
 
 def _line_index(data: Any, chunk: int = 1 << 24) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start, end and number of every line of `data` that is not blank."""
+    """Start, end and number, from 1, of every line of `data` that is not blank."""
     newlines = [
         np.flatnonzero(np.frombuffer(data[at : at + chunk], np.uint8) == ord("\n")) + at
         for at in range(0, len(data), chunk)
@@ -261,7 +274,7 @@ def _line_index(data: Any, chunk: int = 1 << 24) -> tuple[np.ndarray, np.ndarray
     short = np.flatnonzero(ends - starts < 8)  # the shortest row with a column is longer, so others are not blank
     keep = np.ones(len(ends), bool)
     keep[[i for i in short if not data[starts[i] : ends[i]].strip()]] = False
-    return starts[keep], ends[keep], np.flatnonzero(keep)
+    return starts[keep], ends[keep], np.flatnonzero(keep) + 1
 
 
 def _ends(path: Path) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_ppo.data.local import copy_to_local
+from jaxrl_ppo.data.local import SMALL_FILES, copy_to_local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -34,7 +35,7 @@ def hf_tokenizer(
     # Imported here: transformers takes seconds to import, and more where torch is installed.
     from transformers import AutoTokenizer
 
-    folder = copy_to_local(path)
+    folder = copy_to_local(path, key="actor_rollout_ref.model.tokenizer_path", hub_files=SMALL_FILES)
     if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
         raise TokenizerError(f"{folder}: no tokenizer there (no tokenizer*.json, tokenizer.model or vocab file)")
     try:
@@ -44,7 +45,7 @@ def hf_tokenizer(
     if custom_chat_template is None:
         _check_templates(folder)
     else:
-        tokenizer.chat_template = _template(custom_chat_template)
+        tokenizer.chat_template = given_template(custom_chat_template)
     if needs_template and tokenizer.chat_template is None:
         raise TokenizerError(
             f"{folder}: its tokenizer has no chat template; give one with actor_rollout_ref.model.custom_chat_template"
@@ -60,10 +61,8 @@ def _check_templates(folder: Path) -> None:
     own, file = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if not (own.is_file() and file.is_file()):
         return
-    second = json.loads(file.read_text(encoding="utf-8")).get("chat_template")
-    if isinstance(second, list):  # several, by name
-        second = next((entry["template"] for entry in second if entry["name"] == "default"), None)
-    if isinstance(second, str) and second.strip() != own.read_text(encoding="utf-8").strip():
+    second = default_template(json.loads(file.read_text(encoding="utf-8")))
+    if second is not None and second.strip() != own.read_text(encoding="utf-8").strip():
         raise TokenizerError(
             f"{folder}: chat_template.jinja and the chat_template in tokenizer_config.json are different templates: a "
             "prompt would read one way here and another way where the model is served. Keep the one that the model was "
@@ -72,7 +71,15 @@ def _check_templates(folder: Path) -> None:
         )
 
 
-def _template(text: str) -> str:
+def default_template(settings: Mapping[str, Any]) -> str | None:
+    """The chat template in the content of a tokenizer_config.json, the one named default where there are several."""
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
+    return found if isinstance(found, str) else None
+
+
+def given_template(text: str) -> str:
     """`text` itself, or the content of the file it names. What holds no Jinja mark can only be a file's name."""
     if "{{" in text or "{%" in text:
         return text
@@ -86,7 +93,7 @@ def _template(text: str) -> str:
 
 def hf_processor(path: str | Path, *, trust_remote_code: bool = False) -> ProcessorMixin | None:
     """The processor of a multimodal model folder; None for a text model."""
-    folder = copy_to_local(path)
+    folder = copy_to_local(path, key="actor_rollout_ref.model.tokenizer_path", hub_files=SMALL_FILES)
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         return None
     from transformers import AutoProcessor

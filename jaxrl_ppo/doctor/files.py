@@ -19,12 +19,12 @@ from jaxrl_ppo.data.dataset import create_rl_dataset
 from jaxrl_ppo.data.local import LocalCopyError, copy_to_local
 from jaxrl_ppo.data.rows import DataError
 from jaxrl_ppo.data.tokenizer import TokenizerError, hf_tokenizer
-from jaxrl_ppo.doctor.finding import Finding, note, ok, problem, try_in_child
+from jaxrl_ppo.doctor.finding import Finding, looking, note, ok, problem, try_in_child
 from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs, check_devices, joins_cluster, read_config
 from jaxrl_ppo.models.config import ModelFolderError, load_decoder_config
 from jaxrl_ppo.observability.trackers import TrackerError, check_trackers
 from jaxrl_ppo.schema.config import Config
-from jaxrl_ppo.schema.faults import ConfigError
+from jaxrl_ppo.schema.faults import ConfigError, named
 from jaxrl_ppo.schema.overrides import given_keys, normalise
 from jaxrl_ppo.user_code import UserCodeError
 
@@ -57,12 +57,13 @@ def model(config: Config) -> Iterator[Finding]:
     """Whether the model, its tokenizer and, with it, the data can be read."""
     settings = config.actor_rollout_ref.model
     key = "actor_rollout_ref.model.path"
+    looking(f"the model {settings.path} and its tokenizer")
     try:
-        folder = copy_to_local(str(settings.path))
+        folder = copy_to_local(str(settings.path), key=key)
         decoder = load_decoder_config(folder)
         count = parameters(folder)
     except (LocalCopyError, ModelFolderError) as error:
-        yield problem(f"{key}: {error}", "give a local Hugging Face folder or a model id that this machine can reach")
+        yield problem(named(key, error), "give a local Hugging Face folder or a model id that this machine can reach")
         return
     except (OSError, ValueError, struct.error) as error:
         yield problem(f"{key}={folder}: its weights cannot be read: {error}", "fetch or save the model again")
@@ -80,10 +81,11 @@ def model(config: Config) -> Iterator[Finding]:
     for key, files, is_train in (("train", config.data.train_files, True), ("val", config.data.val_files, False)):
         if not files:
             continue
+        looking(f"the rows of data.{key}_files")
         try:
             dataset = create_rl_dataset(files, config.data, tokenizer, is_train=is_train)
         except (DataError, LocalCopyError, UserCodeError) as error:
-            yield problem(f"data.{key}_files: {error}", f"mend the file, or set data.{key}_files to another")
+            yield problem(named(f"data.{key}_files", error), f"mend the file, or set data.{key}_files to another")
         else:
             length = len(dataset[0].token_ids)
             yield ok(f"data.{key}_files hold {len(dataset)} usable prompts; the first has {length} tokens")
@@ -127,7 +129,9 @@ def devices(config: Config) -> Iterator[Finding]:
         "print(json.dumps([{'Alive': n['Alive'], 'Resources': n['Resources']} for n in ray.nodes()]))"
     )
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    joined, said = try_in_child(script, environment, seconds=RAY_SECONDS)
+    joined, said = try_in_child(
+        script, environment, about=f"can the Ray cluster at {address} be joined?", seconds=RAY_SECONDS
+    )
     if not joined:
         yield problem(
             f"the Ray cluster at {address} cannot be joined: {said}",

@@ -37,11 +37,18 @@ def problem(what: str, remedy: str) -> Finding:
     return Finding("problem", what, remedy)
 
 
-def try_in_child(script: str, environment: Mapping[str, str], *, seconds: float) -> tuple[bool, str]:
+def looking(what: str) -> None:
+    """Say what a slow check is about before it, beside the findings: on stderr, so that stdout holds those alone."""
+    print(f"looking: {what}", file=sys.stderr, flush=True)
+
+
+def try_in_child(script: str, environment: Mapping[str, str], *, about: str, seconds: float) -> tuple[bool, str]:
     """Run a Python script in a process of its own, so that what it imports cannot hurt this one.
 
-    Returns whether it succeeded, and the last line it printed (of its errors, when it failed).
+    `about` tells the person who waits what it tries. Returns whether it succeeded, and the last line it printed (of its
+    errors, when it failed).
     """
+    looking(f"{about} (at most {seconds:.0f} s)")
     try:
         child = subprocess.run(
             [sys.executable, "-c", script], env=dict(environment), capture_output=True, text=True, timeout=seconds

@@ -90,7 +90,7 @@ def starts_jax(found: device.Found) -> Finding:
     """Whether JAX starts on the devices that a run with trainer.device=auto takes."""
     environment = {**os.environ, **device.jax_environment(found.kind, local_devices=1)}
     script = "import jax; d = jax.devices(); print(f'JAX {jax.__version__} starts on {len(d)} x {d[0].device_kind}')"
-    started, said = try_in_child(script, environment, seconds=START_SECONDS)
+    started, said = try_in_child(script, environment, about=f"does JAX start on {found.kind}?", seconds=START_SECONDS)
     if started:
         return ok(said)
     remedy = {
@@ -106,7 +106,7 @@ def starts_transformers() -> Finding:
     script = (
         "import transformers; transformers.AutoTokenizer; print(f'transformers {transformers.__version__} imports')"
     )
-    started, said = try_in_child(script, os.environ, seconds=START_SECONDS)
+    started, said = try_in_child(script, os.environ, about="does transformers import?", seconds=START_SECONDS)
     if started:
         return ok(said)
     remedy = "reinstall transformers at the version that is asked for"
@@ -138,7 +138,7 @@ def vllm(found: device.Found, installed: Callable[[str], str | None]) -> Iterato
     # A CPU build takes an installed libtpu for a TPU, and then refuses to choose.
     environment = {**os.environ, **({"VLLM_TARGET_DEVICE": "cpu"} if for_cpu else {})}
     script = "from vllm.platforms import current_platform as p; print(p.device_type)"
-    started, said = try_in_child(script, environment, seconds=START_SECONDS)
+    started, said = try_in_child(script, environment, about=f"does {name} start?", seconds=START_SECONDS)
     if started:
         yield ok(f"{name} {version} starts, for {said}")
     else:

@@ -15,6 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxrl_ppo.schema.faults import trimmed
+
 MARKER = "COMMITTED"
 CRITIC = "critic"  # folder of the critic's state in a checkpoint
 LATEST = "latest_checkpointed_iteration.txt"  # verl's name for it
@@ -116,7 +118,7 @@ class Checkpoints:
         kept = f"the checkpoint of step {last} is untouched" if last is not None else "there is no earlier checkpoint"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written to {self.folder(step)} ({free:.0f} MiB free there): "
-            f"{error}. Make room, or give another trainer.default_local_dir; {kept}"
+            f"{trimmed(error)}. Make room, or give another trainer.default_local_dir; {kept}"
         )
 
     def sweep(self) -> list[Path]:

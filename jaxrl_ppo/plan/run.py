@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from device import DeviceError
 from device.chips import Chip, find_chip
+from jaxrl_ppo.data.local import LocalCopyError, copy_to_local
 from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs
 from jaxrl_ppo.models.config import ModelFolderError, load_decoder_config
 from jaxrl_ppo.models.families import FAMILIES
@@ -48,7 +49,7 @@ def plan(config_name: str, overrides: Sequence[str], topology: Topology) -> bool
     Raises PlanError or TopologyError.
     """
     config = _configuration(config_name, overrides, topology)
-    folder = _model_folder(str(config.actor_rollout_ref.model.path))
+    folder = _model_folder("actor_rollout_ref.model.path", str(config.actor_rollout_ref.model.path))
     devices = topology.open()
     chip = _chip(devices[0], topology)
     needs_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
@@ -56,7 +57,8 @@ def plan(config_name: str, overrides: Sequence[str], topology: Topology) -> bool
         model = policy_model(config.actor_rollout_ref.model, folder)
         critic = None
         if config.critic.enable and not config.critic.enable_resource_pool:
-            critic = load_decoder_config(_model_folder(str(config.critic.model.path or folder)), "value")
+            path = str(config.critic.model.path or folder)
+            critic = load_decoder_config(_model_folder("critic.model.path", path), "value")
         mesh = make_mesh(config.actor_rollout_ref.actor.mesh, devices)
         workload = make_workload(config, model, critic, mesh, needs_reference=needs_reference)
     except (ModelFolderError, ShardingError, PackingError, UserCodeError, ValueError) as error:
@@ -97,19 +99,12 @@ def _configuration(config_name: str, overrides: Sequence[str], topology: Topolog
     return config
 
 
-def _model_folder(path: str) -> Path:
+def _model_folder(key: str, path: str) -> Path:
     """A folder with the model's config.json; of a hub id, that file alone is fetched."""
-    if Path(path).expanduser().exists() or "://" in path:
-        return Path(path).expanduser()
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
     try:
-        return Path(hf_hub_download(path, "config.json")).parent
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        raise PlanError(
-            f"actor_rollout_ref.model.path={path}: no such folder, and its config.json cannot be fetched: {error}"
-        ) from error
+        return copy_to_local(path, key=key, hub_files=["config.json"])
+    except LocalCopyError as error:
+        raise PlanError(str(error)) from error
 
 
 def _chip(first: Any, topology: Topology) -> Chip:

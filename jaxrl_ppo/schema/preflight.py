@@ -4,28 +4,61 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import Fault
+from jaxrl_ppo.schema.places import is_address, is_here, is_hub_id
 
 DATA_SUFFIXES = (".parquet", ".json", ".jsonl")
-# What a hub id looks like; "./x", "/x/y" and "a/b/c" can only be folders.
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HEAD_CHARACTERS = 1 << 20
 
 
 def check(config: Config, model_types: Collection[str] | None) -> list[Fault]:
     """Every fault of the files that `config` names. Remote addresses are left to whoever fetches them."""
-    reward_model = _reward_model(config, model_types)
-    return [*_model(config, model_types), *reward_model, *_data(config), *_users_files(config), *_resume(config)]
+    return [*_models(config, model_types), *_data(config), *_users_files(config), *_resume(config)]
 
 
-def _is_remote(path: str) -> bool:
-    return "://" in path
+def notes(config: Config) -> list[str]:
+    """What the files that `config` names let one expect, without being a fault."""
+    hub = [
+        f"{key}={place}: no such folder here, so it is looked for on the Hugging Face Hub"
+        for key, place in models(config).items()
+        if is_hub_id(place)
+    ]
+    trained = {_whole(name) for name in files_of(config.data.train_files)}
+    return hub + [
+        f"data.val_files: {name} is a training file too, so the accuracy told is that of rows that were trained on"
+        for name in files_of(config.data.val_files)
+        if _whole(name) in trained
+    ]
+
+
+def models(config: Config) -> dict[str, str]:
+    """The folder, address or hub id of each model and tokenizer that the run reads, by key; each place once."""
+    model, critic, reward_model = config.actor_rollout_ref.model, config.critic, config.reward.reward_model
+    named = {
+        "actor_rollout_ref.model.path": model.path,
+        "actor_rollout_ref.model.tokenizer_path": model.tokenizer_path,
+        "critic.model.path": critic.model.path if critic.enable else None,
+        "reward.reward_model.model_path": reward_model.model_path if reward_model.enable else None,
+    }
+    found: dict[str, str] = {}
+    for key, place in named.items():
+        if place and place not in found.values():
+            found[key] = place
+    return found
+
+
+def files_of(files: str | list[str] | None) -> list[str]:
+    """The data files that a key names."""
+    return [files] if isinstance(files, str) else files or []
+
+
+def _whole(name: str) -> str:
+    return name if is_address(name) else str(Path(name).expanduser().resolve())
 
 
 def _hint(path: str) -> str:
@@ -33,28 +66,23 @@ def _hint(path: str) -> str:
     return "; run examples/quickstart/prepare.py first, or make run" if Path(path).parts[0] == ".quickstart" else ""
 
 
-def _model(config: Config, model_types: Collection[str] | None) -> Iterator[Fault]:
-    model = config.actor_rollout_ref.model
-    paths = {
-        "actor_rollout_ref.model.path": model.path,
-        "actor_rollout_ref.model.tokenizer_path": model.tokenizer_path,
-        "actor_rollout_ref.model.hf_config_path": model.hf_config_path,
-    }
-    for key, path in paths.items():
-        if path and not _is_remote(path) and not Path(path).expanduser().exists() and not HUB_ID.fullmatch(path):
-            yield Fault((key,), f"{key}={path}: there is no such folder{_hint(path)}.")
-    key = "actor_rollout_ref.model.hf_config_path" if model.hf_config_path else "actor_rollout_ref.model.path"
-    folder = Path(paths[key] or "").expanduser()
-    if not paths[key] or not folder.exists():
-        return
-    if not folder.is_dir():
-        yield Fault((key,), f"{key}={folder}: is a file; it must be the folder that holds config.json.")
-        return
-    yield from _model_folder(key, folder, model_types)
-    if key.endswith(".path") and not [*folder.glob("*.safetensors")]:
-        yield Fault(
-            (key,), f"{key}={folder}: holds no *.safetensors file; save the model again with a recent transformers."
-        )
+def _models(config: Config, model_types: Collection[str] | None) -> Iterator[Fault]:
+    for key, place in models(config).items():
+        folder = Path(place).expanduser()
+        if is_address(place) or is_hub_id(place):
+            continue
+        if not is_here(place):
+            yield Fault((key,), f"{key}={place}: there is no such folder{_hint(place)}.")
+        elif not folder.is_dir():
+            yield Fault((key,), f"{key}={folder}: is a file; it must be the folder that holds config.json.")
+        elif not key.endswith("tokenizer_path"):
+            faults = list(_model_folder(key, folder, model_types))
+            yield from faults
+            if not [*folder.glob("*.safetensors")]:
+                text = "holds no *.safetensors file; save the model again with a recent transformers"
+                yield Fault((key,), f"{key}={folder}: {text}.")
+            if key.startswith("reward") and not faults:
+                yield from _one_label(key, folder)
 
 
 def _model_folder(key: str, folder: Path, model_types: Collection[str] | None) -> Iterator[Fault]:
@@ -75,60 +103,50 @@ def _model_folder(key: str, folder: Path, model_types: Collection[str] | None) -
         yield Fault((key,), f"{key}={folder}: {text}.")
 
 
-def _reward_model(config: Config, model_types: Collection[str] | None) -> Iterator[Fault]:
-    settings, key = config.reward.reward_model, "reward.reward_model.model_path"
-    if not (settings.enable and settings.model_path) or _is_remote(settings.model_path):
-        return
-    folder = Path(settings.model_path).expanduser()
-    if not folder.is_dir():
-        if folder.exists() or not HUB_ID.fullmatch(settings.model_path):
-            yield Fault((key,), f"{key}={settings.model_path}: there is no such folder.")
-        return
-    faults = list(_model_folder(key, folder, model_types))
-    yield from faults
-    if not faults:
-        content = json.loads((folder / "config.json").read_text())
-        labels = len(content.get("id2label") or range(content.get("num_labels", 2)))  # transformers' default is two
-        if labels != 1:
-            text = f"config.json has {labels} labels (id2label), and a reward model gives one number"
-            yield Fault((key,), f"{key}={folder}: {text}.")
+def _one_label(key: str, folder: Path) -> Iterator[Fault]:
+    content = json.loads((folder / "config.json").read_text())
+    labels = len(content.get("id2label") or range(content.get("num_labels", 2)))  # transformers' default is two
+    if labels != 1:
+        text = f"config.json has {labels} labels (id2label), and a reward model gives one number"
+        yield Fault((key,), f"{key}={folder}: {text}.")
 
 
 def _data(config: Config) -> Iterator[Fault]:
     column = config.data.prompt_key
     for key in ("train_files", "val_files"):
-        files = getattr(config.data, key) or []
+        files = files_of(getattr(config.data, key))
         total: int | None = 0
-        for name in [files] if isinstance(files, str) else files:
-            problem, rows = _data_file(name, column)
+        for name in files:
+            problem, columns, rows = _data_file(name)
             if problem:
-                yield Fault((f"data.{key}", "data.prompt_key"), f"data.{key}: {name}: {problem}.")
-            total = None if rows is None or total is None else total + rows
+                yield Fault((f"data.{key}",), f"data.{key}: {name}: {problem}.")
+            elif columns is not None and column not in columns:
+                text = f"has no column {column!r} (data.prompt_key); it has {', '.join(sorted(columns))}"
+                yield Fault((f"data.{key}", "data.prompt_key"), f"data.{key}: {name}: {text}.")
+            total = None if not rows or total is None else total + rows
         if key == "train_files" and files and total is not None and total < config.data.train_batch_size:
             keys = ("data.train_files", "data.train_batch_size")
             text = f"have {total} rows, less than one step's data.train_batch_size={config.data.train_batch_size}"
             yield Fault(keys, f"data.train_files {text}.")
 
 
-def _data_file(name: str, column: str) -> tuple[str | None, int | None]:
-    """What is wrong with one data file, and how many rows it has where that is cheap to know."""
+def _data_file(name: str) -> tuple[str | None, list[str] | None, int | None]:
+    """What is wrong with one data file; its columns, and how many rows it has where that is cheap to know."""
     suffix = Path(name).suffix
     if suffix not in DATA_SUFFIXES:
-        return f"must end in one of {', '.join(DATA_SUFFIXES)}", None
-    if _is_remote(name):
-        return None, None
+        return f"must end in one of {', '.join(DATA_SUFFIXES)}", None, None
+    if is_address(name):
+        return None, None, None
     path = Path(name).expanduser()
     if not path.is_file():
-        return f"there is no such file{_hint(name)}", None
+        return f"there is no such file{_hint(name)}", None, None
     if path.stat().st_size == 0:
-        return "is empty", None
+        return "is empty", None, None
     try:
-        columns, rows = _parquet_columns(path) if suffix == ".parquet" else (_json_columns(path), None)
+        columns, rows = _parquet_columns(path) if suffix == ".parquet" else _json_columns(path)
     except (OSError, ValueError) as error:
-        return f"is not readable as {suffix[1:]}: {error}", None
-    if column not in columns:
-        return f"has no column {column!r} (data.prompt_key); it has {', '.join(sorted(columns))}", None
-    return None, rows
+        return f"is not readable as {suffix[1:]}: {error}", None, None
+    return ("has no rows" if rows == 0 else None), columns, rows
 
 
 def _parquet_columns(path: Path) -> tuple[list[str], int]:
@@ -138,12 +156,14 @@ def _parquet_columns(path: Path) -> tuple[list[str], int]:
     return list(file.schema_arrow.names), file.metadata.num_rows
 
 
-def _json_columns(path: Path) -> list[str]:
-    """Keys of the first row of a json array, of a json object per line, or of jsonl."""
+def _json_columns(path: Path) -> tuple[list[str], int | None]:
+    """Keys of the first row of a json array, of a json object per line, or of jsonl; 0 where there is no row."""
     size = HEAD_CHARACTERS
     while True:
         with path.open(encoding="utf-8") as file:
             head = file.read(size)
+        if len(head) < size and "".join(head.split()) in ("", "[]"):
+            return [], 0
         try:
             row, _ = json.JSONDecoder().raw_decode(head.lstrip().removeprefix("[").lstrip())
             break
@@ -153,7 +173,7 @@ def _json_columns(path: Path) -> list[str]:
             size *= 8
     if not isinstance(row, dict):
         raise ValueError(f"the first row is a {type(row).__name__}, not an object")
-    return list(row)
+    return list(row), None
 
 
 def _users_files(config: Config) -> Iterator[Fault]:
@@ -229,6 +249,6 @@ def _resume(config: Config) -> Iterator[Fault]:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         path = trainer.resume_from_path
-        if not _is_remote(path) and not Path(path).expanduser().is_dir():
+        if not is_address(path) and not Path(path).expanduser().is_dir():
             key = "trainer.resume_from_path"
             yield Fault((key,), f"{key}={path}: there is no such folder.")

@@ -55,7 +55,9 @@ def validate_config(
     told = {key for fault in faults for key in fault.keys}
     faults = [fault for fault in faults if not all((copies or {}).get(key) in told for key in fault.keys)]
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(faults, config)
+    if files:
+        notes += preflight.notes(config)
     idle += no_effect.without_effect(config, changed, given)
     if idle:
         notes.append("no effect here: " + ", ".join(idle))

@@ -100,8 +100,11 @@ def test_concurrent_starts_copy_once(tmp_path, monkeypatch):
 
 def test_a_hub_id_that_cannot_be_had(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(LocalCopyError, match="nobody/no-such-model: there is no such local file or folder, and as a"):
-        copy_to_local("nobody/no-such-model")
+    with pytest.raises(
+        LocalCopyError,
+        match=r"^a\.b=nobody/no-such-model: no such folder here, and not found on the Hugging Face Hub: ",
+    ):
+        copy_to_local("nobody/no-such-model", key="a.b")
 
 
 def test_tokenizer_from_a_url(model_folder, tokenizer):

@@ -66,7 +66,10 @@ def test_gsm8k_bad_input(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "x", "solution": "y"}))
     assert "no column answer; it has question, solution" in gsm8k("--local_dataset_path", tmp_path).stderr
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "x", "answer": "y"}))
-    assert "train, row 0: its answer has no '#### number'" in gsm8k("--local_dataset_path", tmp_path).stderr
+    assert (
+        "train, row 0 (counted from 0): its answer has no '#### number'"
+        in gsm8k("--local_dataset_path", tmp_path).stderr
+    )
 
 
 def test_example_reward_function():
@@ -99,7 +102,7 @@ def test_math(tmp_path, tokenizer, data_config):
     assert score_by_source(data[0].data_source, r"\boxed{0.5}", data[0].ground_truth, {}) == 1
     (tmp_path / "raw" / "train.jsonl").write_text(json.dumps({"problem": "x", "solution": "none"}))
     done = preprocess("math_dataset.py", "--local_dataset_path", tmp_path / "raw", "--local_save_dir", tmp_path / "out")
-    assert r"train, row 0: its solution has no \boxed{…}" in done.stderr
+    assert r"train, row 0 (counted from 0): its solution has no \boxed{…}" in done.stderr
 
 
 def test_dapo_math_keeps_every_question_once(tmp_path, tokenizer, data_config):

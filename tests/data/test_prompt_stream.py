@@ -333,7 +333,7 @@ def test_a_bad_row_met_while_reading_ahead_is_named(tmp_path, tokenizer, data_co
         assert data.data_sources is None
         stream = PromptStream(data, create_rl_sampler(config, data), 4, read_ahead_threads=threads)
         stream.take(8)
-        with pytest.raises(DataError, match=r"a\.jsonl, row 9: the prompt is empty"):
+        with pytest.raises(DataError, match=r"a\.jsonl, line 10: the prompt is empty"):
             stream.take(4)
         stream.close()
 

@@ -169,7 +169,7 @@ def test_own_dataset_class(tmp_path, tokenizer, data_config):
 
     assert [made("Mine")[i].messages[0]["content"] for i in range(3)] == ["row 0", "row 1", "row 2"]
     assert made("Mine")[0].data_source == "some.db"
-    with pytest.raises(DataError, match="Texts, row 0: the class returned str, not a dict"):
+    with pytest.raises(DataError, match=r"Texts, row 0 \(counted from 0\): the class returned str, not a dict"):
         made("Texts")
     with pytest.raises(UserCodeError, match="needs __len__ and __getitem__"):
         made("Nothing")
@@ -178,31 +178,31 @@ def test_own_dataset_class(tmp_path, tokenizer, data_config):
 
 
 BAD_ROWS = [
-    (row(1, ""), "row 1: the prompt is empty: none of its messages"),
-    (row(1, "  \n"), "row 1: the prompt is empty: none of its messages"),
-    ({**row(1), "prompt": []}, "row 1: the prompt is empty"),
-    ({**row(1), "prompt": None}, "row 1: the prompt is empty"),
+    (row(1, ""), "line 2: the prompt is empty: none of its messages"),
+    (row(1, "  \n"), "line 2: the prompt is empty: none of its messages"),
+    ({**row(1), "prompt": []}, "line 2: the prompt is empty"),
+    ({**row(1), "prompt": None}, "line 2: the prompt is empty"),
     ({**row(1), "prompt": "What is 1 + 1?"}, "must be a list of {role, content} messages.* not str 'What is 1"),
     ({**row(1), "prompt": ["What?"]}, "must be a list of {role, content} messages"),
-    ({**row(1), "prompt": [{"content": "What?"}]}, "row 1.*: a message of the prompt has no role"),
+    ({**row(1), "prompt": [{"content": "What?"}]}, "line 2.*: a message of the prompt has no role"),
     ({**row(1), "data_source": None}, r"column 'data_source' \(data.reward_fn_key\) must be text, not NoneType"),
     ({**row(1), "reward_model": "4"}, "column 'reward_model' must be a mapping, not str '4'"),
     ({**row(1), "extra_info": [1]}, "column 'extra_info' must be a mapping, not list"),
-    ({k: v for k, v in row(1).items() if k != "prompt"}, r"row 1.*: no column 'prompt' \(data.prompt_key\); it has"),
+    ({k: v for k, v in row(1).items() if k != "prompt"}, r"line 2.*: no column 'prompt' \(data.prompt_key\); it has"),
 ]
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD_ROWS)
 def test_bad_rows_are_named(tmp_path, tokenizer, data_config, bad, message):
     path = write_rows(tmp_path / "a.jsonl", [row(0), bad])
-    with pytest.raises(DataError, match=rf"a\.jsonl, {message}" if message.startswith("row") else message) as caught:
+    with pytest.raises(DataError, match=rf"a\.jsonl, {message}" if message.startswith("line") else message) as caught:
         create_rl_dataset(path, data_config(), tokenizer)
-    assert "a.jsonl, row 1" in str(caught.value)
+    assert "a.jsonl, line 2" in str(caught.value)
 
 
 def test_bad_row_of_the_second_file_is_named(tmp_path, tokenizer, data_config):
     files = [write_rows(tmp_path / f"{n}.parquet", [row(0), row(1, t), row(2)]) for n, t in (("a", "x"), ("b", ""))]
-    with pytest.raises(DataError, match=r"b\.parquet, row 1: the prompt is empty"):
+    with pytest.raises(DataError, match=r"b\.parquet, row 1 \(counted from 0\): the prompt is empty"):
         create_rl_dataset(files, data_config(), tokenizer)
 
 
@@ -213,7 +213,8 @@ def test_overlong_prompt_is_an_error_by_default(tmp_path, tokenizer, data_config
     lengths = create_rl_dataset(path, data_config(max_prompt_length=999), tokenizer)
     message = str(caught.value)
     assert "2 of 3 prompts are longer than data.max_prompt_length=30" in message
-    assert f"a.parquet, row 1, {len(lengths[1].token_ids)} tokens; the longest: {len(lengths[2].token_ids)}" in message
+    assert f"a.parquet, row 1 (counted from 0), {len(lengths[1].token_ids)} tokens; the longest: " in message
+    assert f"the longest: {len(lengths[2].token_ids)}." in message
 
 
 def test_overlong_prompt_of_a_large_set_is_named_when_met(tmp_path, tokenizer, data_config, monkeypatch):
@@ -221,13 +222,18 @@ def test_overlong_prompt_of_a_large_set_is_named_when_met(tmp_path, tokenizer, d
     path = write_rows(tmp_path / "a.parquet", [row(0), row(1, "fox " * 40), row(2)])
     data = create_rl_dataset(path, data_config(max_prompt_length=30), tokenizer)
     assert data[0].token_ids
-    with pytest.raises(DataError, match=r"a\.parquet, row 1: the prompt has \d+ tokens, data\.max_prompt_length is 30"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.parquet, row 1 \(counted from 0\): the prompt has \d+ tokens, data\.max_prompt_length is 30",
+    ):
         data[1]
 
 
 def test_nothing_left_after_the_filter(tmp_path, tokenizer, data_config):
     path = write_rows(tmp_path / "a.parquet", [row(0, "fox " * 30), row(1, "fox " * 40)])
-    with pytest.raises(DataError, match=r"data\.train_files: no rows left, all 2 prompts are longer .*shortest has"):
+    with pytest.raises(
+        DataError, match=r"data\.train_files: no rows left: all 2 prompts .*/a\.parquet are longer .*shortest has \d+"
+    ):
         create_rl_dataset(path, data_config(max_prompt_length=8, filter_overlong_prompts=True), tokenizer)
 
 
@@ -240,7 +246,7 @@ def test_template_that_refuses_a_prompt(tmp_path, model_folder, data_config):
     )
     rows = [row(0), row(1)]
     rows[1]["prompt"][0]["role"] = "system"
-    with pytest.raises(DataError, match=r"row 1: the chat template refuses the prompt: TemplateError: user first"):
+    with pytest.raises(DataError, match=r"line 2: the chat template refuses the prompt: TemplateError: user first"):
         create_rl_dataset(write_rows(tmp_path / "a.jsonl", rows), data_config(), strict)
 
 
@@ -261,12 +267,12 @@ def test_bad_files(tmp_path, tokenizer, data_config):
     (tmp_path / "bad.json").write_text('[{"prompt": ]')
     assert "bad.json: not valid JSON: Expecting value: line 1 column 13" in message(str(tmp_path / "bad.json"))
     (tmp_path / "list.json").write_text("[1, 2]")
-    assert "list.json, row 0: a int, not an object" in message(str(tmp_path / "list.json"))
+    assert "list.json, row 0 (counted from 0): a int, not an object" in message(str(tmp_path / "list.json"))
     (tmp_path / "bad.jsonl").write_text(json.dumps(row(0)) + "\n\n{oops\n")
-    assert "bad.jsonl, row 1 (line 3): not valid JSON" in message(str(tmp_path / "bad.jsonl"))
+    assert "bad.jsonl, line 3: not valid JSON" in message(str(tmp_path / "bad.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
-    assert "data.train_files: no rows in" in message(str(tmp_path / "empty.jsonl"))
-    assert "no rows in" in message(write_rows(tmp_path / "empty.json", []))
+    assert f"data.train_files: {tmp_path}/empty.jsonl has no rows" in message(str(tmp_path / "empty.jsonl"))
+    assert "empty.json has no rows" in message([good, write_rows(tmp_path / "empty.json", [])])
     missing = message(good, prompt_key="question")
     assert "good.parquet: no column 'question'; it has 'data_source', 'prompt', 'ability'" in missing
     assert "no column 'task'" in message(write_rows(tmp_path / "good.json", [row(0)]), reward_fn_key="task")
@@ -326,8 +332,8 @@ def test_tools_go_where_the_template_has_a_place_for_them(tmp_path, model_folder
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([row(0), row(1, agent_name=3)], r"a\.jsonl, row 1: column 'agent_name' must be text, not int 3"),
-        ([row(0), row(1, data_source=None)], r"row 1: column 'data_source'"),
+        ([row(0), row(1, agent_name=3)], r"a\.jsonl, line 2: column 'agent_name' must be text, not int 3"),
+        ([row(0), row(1, data_source=None)], r"line 2: column 'data_source'"),
         ([{"text": "x"}], r"a\.jsonl: no column 'prompt', 'data_source'"),
     ],
 )

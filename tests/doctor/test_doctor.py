@@ -1,6 +1,7 @@
 """The doctor: each check on machines and environments that are well and ill, and the command on the quickstart."""
 
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from packaging.requirements import Requirement
 from safetensors.numpy import save_file
 
 from device import Found
-from jaxrl_ppo.doctor import files, machine, software
+from jaxrl_ppo.doctor import files, finding, machine, software
 from jaxrl_ppo.doctor.__main__ import main
 from jaxrl_ppo.doctor.finding import try_in_child
 
@@ -76,10 +77,27 @@ def test_libraries_that_do_not_start_are_named_with_what_to_do(monkeypatch):
     assert (found.level, "rollout.name=jax" in found.remedy) == ("problem", True)
 
 
-def test_a_child_that_fails_or_hangs():
-    assert try_in_child("print('a'); print('b')", os.environ, seconds=60) == (True, "b")
-    assert try_in_child("raise ValueError('no')", os.environ, seconds=60) == (False, "ValueError: no")
-    assert try_in_child("import time; time.sleep(60)", os.environ, seconds=0.2) == (False, "no answer within 0 s")
+def test_a_child_that_fails_or_hangs(capfd):
+    def tried(script, seconds=60):
+        return try_in_child(script, os.environ, about="does it start?", seconds=seconds)
+
+    assert tried("print('a'); print('b')") == (True, "b")
+    assert tried("raise ValueError('no')") == (False, "ValueError: no")
+    assert tried("import time; time.sleep(60)", 0.2) == (False, "no answer within 0 s")
+    told = capfd.readouterr()
+    assert told.out == ""  # for the findings
+    assert told.err.splitlines()[0] == "looking: does it start? (at most 60 s)"
+
+
+def test_what_a_slow_check_is_about_is_said_before_it(monkeypatch, capsys):
+    """Said by the time that the child is started."""
+
+    def run(*_, **__):
+        assert "JAX start on cpu" in capsys.readouterr().err
+        return subprocess.CompletedProcess([], 0, "started", "")
+
+    monkeypatch.setattr(finding.subprocess, "run", run)
+    assert software.starts_jax(CPU).what == "started"
 
 
 def test_accelerators_without_a_plugin_or_of_an_unknown_chip():

@@ -44,10 +44,10 @@ def test_faults_that_the_configuration_shows(command, tiny, quickstart, tmp_path
 
 
 def test_an_empty_prompt_is_named_by_file_and_row(command, bad_row):
-    output = command.run(f"data.train_files={bad_row}", code=FAILED)
+    output = command.run(f"data.train_files={bad_row}", code=CONFIGURATION)
     assert "Traceback" not in output, output
     assert "rows.parquet" in output
-    assert "row 3" in output
+    assert "row 3 (counted from 0)" in output
 
 
 def test_a_reward_function_that_always_fails_stops_the_run_and_is_named(command):

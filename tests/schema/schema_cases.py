@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
@@ -28,6 +29,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (folder / "model" / "model.safetensors").touch()
+    words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "model" / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     row = {"data_source": "arithmetic", "prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row] * 40), folder / "train.parquet")
     (folder / "val.jsonl").write_text(json.dumps(row) + "\n")

@@ -20,7 +20,7 @@ from jaxrl_ppo.schema.overrides import given_keys, normalise
 # A verl recipe, argument for argument; {model}, {train} and {val} stand for local paths.
 RECIPE = """
 algorithm.adv_estimator=grpo data.train_files={train} data.val_files={val} data.train_batch_size=1024
-data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error
+data.max_prompt_length=412 data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error
 actor_rollout_ref.model.path={model} actor_rollout_ref.actor.optim.lr=1e-6
 actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=80 actor_rollout_ref.actor.use_kl_loss=True
@@ -217,11 +217,24 @@ def test_a_dry_run_reads_rows_and_loads_the_reward_function(needed: list[str], f
         f"data.val_files={tmp_path / 'rows.jsonl'}",
         f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
         "trainer.dry_run=true",
+        "trainer.nnodes=0",
+        "data.max_prompt_length=4",
     )
     assert result.returncode == 2
-    assert f"data.val_files: {tmp_path / 'rows.jsonl'}, row 2: the prompt is empty" in result.stderr
-    assert "reward: reward.custom_reward_function: compute_score(solution_str) is called with" in result.stderr
+    assert result.stderr.splitlines()[0] == "4 faults in the configuration:"
+    assert "trainer.nnodes=0: must be at least 1." in result.stderr
+    # "What is 1 + 1?" has five words
+    assert "data.train_files: 40 of 40 prompts are longer than data.max_prompt_length=4" in result.stderr
+    assert f"data.val_files: {tmp_path / 'rows.jsonl'}, line 3: the prompt is empty" in result.stderr
+    assert "  - reward.custom_reward_function: compute_score(solution_str) is called with" in result.stderr
     assert "nothing was started" not in result.stdout
+
+
+def test_a_start_finds_before_anything_is_started_that_every_prompt_is_too_long(needed: list[str]) -> None:
+    result = run(*needed, "data.max_prompt_length=4", "data.filter_overlong_prompts=true")
+    assert result.returncode == 2
+    assert "data.train_files: no rows left: all 40 prompts looked at in " in result.stderr
+    assert "the shortest has 5, the longest 5. Raise data.max_prompt_length." in result.stderr
 
 
 def test_a_dry_run_finds_a_task_that_nothing_scores(needed: list[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.config import Config
-from jaxrl_ppo.schema.faults import ConfigError
+from jaxrl_ppo.schema.faults import ConfigError, Fault, named
 from jaxrl_ppo.schema.legacy import assign
 from jaxrl_ppo.schema.validate import Checked, validate_config
 
@@ -228,3 +228,19 @@ def test_nothing_but_a_config_error_comes_out(values: dict[str, object]) -> None
         assign(raw, path, value)
     with contextlib.suppress(ConfigError):
         assert isinstance(validate_config(raw).config, Config)
+
+
+def test_a_fault_ends_with_one_full_stop() -> None:
+    for text in ("is not a parquet file..", "is not a parquet file", "is not a parquet file. \n"):
+        assert Fault(("a",), text).message == "is not a parquet file."
+    assert Fault(("a",), "Did you mean b?").message == "Did you mean b?"
+
+
+def test_a_key_is_said_once() -> None:
+    assert named("data.train_files", "x.parquet: no rows") == "data.train_files: x.parquet: no rows"
+    assert named("data.train_files", "data.parquet: no rows") == "data.train_files: data.parquet: no rows"
+    for text in ("reward: no scorer", "reward.functions.a: no file"):
+        assert named("reward", text) == text
+    beside = "actor_rollout_ref.model.custom_chat_template: no file"
+    assert named("actor_rollout_ref.model.path", beside) == beside
+    assert named("reward", "rewards failed") == "reward: rewards failed"

@@ -66,6 +66,8 @@ def test_architecture(files: Path) -> None:
         ("a.csv", "x", "must end in one of .parquet, .json, .jsonl"),
         ("a.jsonl", None, "there is no such file"),
         ("a.jsonl", "", "is empty"),
+        ("a.jsonl", "\n \n", "has no rows"),
+        ("a.json", "[\n]", "has no rows"),
         ("a.jsonl", '{"question": 1}\n', "has no column 'prompt' (data.prompt_key); it has question"),
         ("a.jsonl", "prompt: x", "is not readable as jsonl"),
         ("a.json", '[["x"]]', "the first row is a list, not an object"),
@@ -93,6 +95,44 @@ def test_parquet_columns_and_rows(
         faults(f"data.train_files={file}", "data.prompt_key=question", "data.val_files=null")
     )
     assert check(f"data.train_files=[{file},{file}]", "data.prompt_key=question", "data.val_files=null")
+
+
+def test_a_parquet_file_without_rows_is_named(faults: Callable[..., list[str]], tmp_path: Path) -> None:
+    file = tmp_path / "none.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), file)
+    for key in ("data.train_files", "data.val_files"):
+        assert faults(f"{key}={file}") == [f"{key}: {file}: has no rows."]
+
+
+def test_faults_of_files_are_told_with_those_of_other_keys(faults: Callable[..., list[str]], tmp_path: Path) -> None:
+    file = tmp_path / "none.parquet"
+    assert len(faults("data.prompt_key=[1]", f"data.train_files={file}", f"{MODEL}=/no/model", "trainer.nnodes=0")) == 4
+
+
+def test_validation_with_training_rows_is_noted(check: Callable[..., Checked], files: Path) -> None:
+    train = files / "train.parquet"
+    (note,) = check(f"data.val_files=[{files / 'val.jsonl'},{files / 'model' / '..' / 'train.parquet'}]").notes
+    assert note.startswith(f"data.val_files: {files / 'model' / '..' / 'train.parquet'} is a training file too")
+    assert train.is_file()
+    assert not check(f"data.val_files={files / 'val.jsonl'}").notes
+
+
+def test_models_of_the_hub_are_noted_whatever_reads_them(check: Callable[..., Checked]) -> None:
+    notes = check(
+        f"{MODEL}=models/none",
+        "actor_rollout_ref.model.tokenizer_path=models/words",
+        "critic.enable=true",
+        "critic.model.path=models/critic",
+        "reward.reward_model.enable=true",
+        "reward.reward_model.model_path=models/judge",
+    ).notes
+    assert [note.split(":")[0] for note in notes] == [
+        f"{MODEL}=models/none",
+        "actor_rollout_ref.model.tokenizer_path=models/words",
+        "critic.model.path=models/critic",
+        "reward.reward_model.model_path=models/judge",
+    ]
+    assert all("no such folder here, so it is looked for on the Hugging Face Hub" in note for note in notes)
 
 
 def test_json_rows_longer_than_the_head(check: Callable[..., Checked], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The setting that names a folder with a classifier's config.json."""
     folder = tmp_path_factory.mktemp("judge")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "id2label": {"0": "LABEL_0"}}))
+    (folder / "model.safetensors").touch()
     return f"{KEY}.model_path={folder}"
 
 
@@ -58,6 +59,7 @@ def test_faults(faults: Callable[..., list[str]], judge: str, overrides: list[st
 
 def test_a_classifier_of_several_labels(faults: Callable[..., list[str]], tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "model.safetensors").touch()
     (fault,) = faults(f"{KEY}.enable=true", f"{KEY}.model_path={tmp_path}")
     assert "config.json has 2 labels" in fault
 
