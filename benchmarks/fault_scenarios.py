@@ -145,14 +145,15 @@ def remove_node(scenario: Scenario) -> None:
     nodes = [cluster.add_node(num_cpus=1, resources={"rollout_host": 1}) for _ in range(2)]
     cluster.wait_for_nodes()
     places = ("trainer.node_resource=trainer_host", "actor_rollout_ref.rollout.node_resource=rollout_host")
-    run = scenario.run(ONE_STEP_OFF, STEPS, TWO_REPLICAS, SAVE, *places)
+    steps = 3 * STEPS  # Ray takes its time to find that a node is gone
+    run = scenario.run(ONE_STEP_OFF, steps, "rollout.nnodes=2", "rollout.n_gpus_per_node=1", SAVE, *places)
     try:
         os.environ["RAY_ADDRESS"] = cluster.address
         run.start()
         run.wait_for_step(5)
         cluster.remove_node(nodes[0], allow_graceful=False)
         scenario.hurt(True)
-        scenario.ends(run, ONE_STEP_OFF, STEPS, visible=LOST_REPLICAS)
+        scenario.ends(run, ONE_STEP_OFF, steps, visible=LOST_REPLICAS)
     finally:
         del os.environ["RAY_ADDRESS"]
         cluster.shutdown()
