@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from jaxrl_ppo.first_rows import TOOLS, is_faulty, look_at_rows
 from jaxrl_ppo.rewards import RewardError, RewardManager
+from jaxrl_ppo.rollout.tools import configured_tools
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault, named
 from jaxrl_ppo.user_code import UserCodeError
@@ -76,11 +77,8 @@ def _own_algorithms(config: Config) -> list[str]:
 
 
 def _tools(config: Config) -> Iterator[str]:
-    multi_turn = config.actor_rollout_ref.rollout.multi_turn
-    if multi_turn.enable and multi_turn.tool_config_path:
-        from jaxrl_ppo.rollout.tools import load_tools  # transformers, which writes the schemas, takes a second
-
-        names = [schema["function"]["name"] for schema in load_tools(multi_turn.tool_config_path)]
+    names = [tool["function"]["name"] for tool in configured_tools(config.actor_rollout_ref.rollout.multi_turn)]
+    if names:
         yield f"tools: {', '.join(names)}"
 
 

@@ -15,6 +15,7 @@ from jaxrl_ppo.data.prompts import PromptBuilder
 from jaxrl_ppo.data.quick_tokenizer import QuickTokenizer
 from jaxrl_ppo.data.rows import DataError, FileRows
 from jaxrl_ppo.data.tokenizer import TokenizerError, hf_tokenizer
+from jaxrl_ppo.rollout.tools import configured_tools
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import Fault, named
 from jaxrl_ppo.schema.places import is_address, is_hub_id
@@ -93,13 +94,9 @@ def _builders(config: Config, found: Found) -> Iterator[tuple[PromptBuilder | No
     """What makes prompts, and whether by the quick tokenizer: first by it, then by the model's own, where they load."""
     model = config.actor_rollout_ref.model
     key = "actor_rollout_ref.model." + ("tokenizer_path" if model.tokenizer_path else "path")
-    multi_turn = config.actor_rollout_ref.rollout.multi_turn
     tools = []
-    if multi_turn.enable and multi_turn.tool_config_path:
-        from jaxrl_ppo.rollout.tools import load_tools
-
-        with contextlib.suppress(UserCodeError):  # which the run tells, and a dry run
-            tools = load_tools(multi_turn.tool_config_path)
+    with contextlib.suppress(UserCodeError):  # which the run tells, and a dry run
+        tools = configured_tools(config.actor_rollout_ref.rollout.multi_turn)
     place = model.tokenizer_path or str(model.path)
     folder = None
     with contextlib.suppress(LocalCopyError):

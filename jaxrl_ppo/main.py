@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import re
@@ -16,7 +17,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from device import DeviceError, auto_set_device, check_local_devices, check_shareable
@@ -134,15 +135,33 @@ def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
     Devices left at auto are looked for on this machine, unless the run joins a cluster, which then decides.
     Raises ConfigError with every fault, DeviceError for devices that JAX cannot drive.
     """
-    try:
-        raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-    except OmegaConfBaseException as error:
-        key = str(error.full_key or "?")
-        raise ConfigError([Fault((key,), f"{key}: {str(error).splitlines()[0]}.")]) from error
-    checked = validate_config(raw, given, model_types=FAMILIES, copies=copied_keys(composed))
+    raw, faults = resolve(composed)
+    checked = validate_config(raw, given, model_types=FAMILIES, copies=copied_keys(composed), known=faults)
     if not joins_cluster(checked.config):
         auto_set_device(checked.config)
     return checked
+
+
+def resolve(composed: DictConfig) -> tuple[dict[str, Any], list[Fault]]:
+    """The composed tree as plain containers, without the keys that refer to none: those have a fault each.
+
+    Raises ConfigError for a reference that cannot be left out.
+    """
+    tree = copy.deepcopy(composed)
+    faults: list[Fault] = []
+    while True:
+        try:
+            raw: Any = OmegaConf.to_container(tree, resolve=True, throw_on_missing=False)
+            return raw, faults
+        except OmegaConfBaseException as error:
+            key = str(error.full_key or "?")
+            faults.append(Fault((key,), f"{key}: {str(error).splitlines()[0]}."))
+            section, _, name = key.rpartition(".")
+            holder = OmegaConf.select(tree, section) if section else tree
+            if not isinstance(holder, DictConfig) or name not in list(holder):  # by itself, `in` follows references
+                raise ConfigError(faults) from error
+            with open_dict(holder):
+                del holder[name]
 
 
 def copied_keys(composed: DictConfig) -> dict[str, str]:

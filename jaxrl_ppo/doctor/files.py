@@ -23,6 +23,7 @@ from jaxrl_ppo.doctor.finding import Finding, looking, note, ok, problem, try_in
 from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs, check_devices, joins_cluster, read_config
 from jaxrl_ppo.models.config import ModelFolderError, load_decoder_config
 from jaxrl_ppo.observability.trackers import TrackerError, check_trackers
+from jaxrl_ppo.rollout.tools import configured_tools
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, named
 from jaxrl_ppo.schema.overrides import given_keys, normalise
@@ -78,12 +79,17 @@ def model(config: Config) -> Iterator[Finding]:
     except (LocalCopyError, TokenizerError) as error:
         yield problem(f"the tokenizer: {error}", "set actor_rollout_ref.model.tokenizer_path to a folder with one")
         return
+    try:
+        tools = configured_tools(config.actor_rollout_ref.rollout.multi_turn)
+    except UserCodeError as error:
+        yield problem(str(error), "mend the file")
+        return
     for key, files, is_train in (("train", config.data.train_files, True), ("val", config.data.val_files, False)):
         if not files:
             continue
         looking(f"the rows of data.{key}_files")
         try:
-            dataset = create_rl_dataset(files, config.data, tokenizer, is_train=is_train)
+            dataset = create_rl_dataset(files, config.data, tokenizer, is_train=is_train, tools=tools)
         except (DataError, LocalCopyError, UserCodeError) as error:
             yield problem(named(f"data.{key}_files", error), f"mend the file, or set data.{key}_files to another")
         else:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from jaxrl_ppo.schema.config import MultiTurnConfig
 from jaxrl_ppo.schema.hermes import ToolCall
 from jaxrl_ppo.user_code import UserCodeError, load_file, load_name
 
@@ -54,6 +55,11 @@ def load_tools(path: str) -> list[dict[str, Any]]:
                 f"with an Args: section that describes every argument: {error}"
             ) from error
     return schemas
+
+
+def configured_tools(multi_turn: MultiTurnConfig) -> list[dict[str, Any]]:
+    """JSON schemas of the tools that prompts tell the model of; none where they are off. Raises as `load_tools`."""
+    return load_tools(multi_turn.tool_config_path) if multi_turn.enable and multi_turn.tool_config_path else []
 
 
 class Tools:

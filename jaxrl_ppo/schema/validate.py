@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxrl_ppo.schema import availability, legacy, no_effect, preflight, rules
@@ -29,16 +29,18 @@ def validate_config(
     model_types: Collection[str] | None = None,
     copies: Mapping[str, str] | None = None,
     files: bool = True,
+    known: Sequence[Fault] = (),
 ) -> Checked:
     """Check `raw`, the resolved configuration as plain containers, and, with `files`, the files it names.
 
     `given` are the dotted keys set on the command line, which tell a default from the same value asked for.
     `model_types` are the architectures that can be trained; None leaves that check to the model reader.
-    `copies` says which keys of `raw` took their value from which other key, whose faults are told once.
+    `copies` says which keys of `raw` took their value from which other key, whose faults are told once;
+    `known` are faults of keys that `raw` lacks for them.
     Raises ConfigError listing every fault found.
     """
     tree = copy.deepcopy(dict(raw))
-    faults: list[Fault] = []
+    faults: list[Fault] = list(known)
     notes: list[str] = []
     legacy.migrate_spellings(tree, given, faults, notes)
     legacy.migrate_legacy_reward_impl(tree, given, faults, notes)

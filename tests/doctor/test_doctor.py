@@ -164,7 +164,7 @@ def test_a_cluster_too_small_for_the_pools(quickstart):
     assert (found[1].level, "trainer_pool" in found[1].what) == ("problem", True)
 
 
-def test_the_command_on_the_quickstart(quickstart, capsys, monkeypatch):
+def test_the_command_on_the_quickstart(quickstart, capsys, monkeypatch, tmp_path):
     """All checks but those that start the big libraries, which other tests do all the time."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(software, "try_in_child", lambda *_, **__: (True, "starts"))
@@ -177,6 +177,14 @@ def test_the_command_on_the_quickstart(quickstart, capsys, monkeypatch):
     assert "trainer.logger=['console']: all there" in out
     assert "this machine has the devices that the pools need" in out
     assert status == (1 if "\nproblem" in out else 0)
+
+    multi_turn = "actor_rollout_ref.rollout.multi_turn"
+    (tmp_path / "tools.py").write_text(
+        'def add(a: int, b: int) -> int:\n    """Adds.\n\n    Args:\n        a: One.\n        b: Other.\n    """\n'
+    )
+    assert main([*arguments, f"{multi_turn}.enable=true", f"{multi_turn}.tool_config_path={tmp_path}/tools.py"]) == 1
+    out = capsys.readouterr().out  # the prompts have 46 tokens at the most without the tool's description
+    assert "problem  data.train_files: 336 of 336 prompts are longer than data.max_prompt_length=64 tokens" in out
 
     assert main([*arguments, "data.prompt_key=question"]) == 1
     assert "has no column 'question' (data.prompt_key)" in capsys.readouterr().out

@@ -187,6 +187,14 @@ def test_a_bad_value_that_other_keys_copy_is_told_once(needed: list[str]) -> Non
         assert only.message.startswith(fault)
 
 
+def test_references_that_lead_nowhere_are_told_with_the_other_faults(needed: list[str]) -> None:
+    """Once each, though the rollout's keys refer to that of the data."""
+    wrong = ["data.seed=${no.such.key}", "data.max_response_length=${nor.this}", "trainer.nnodes=0"]
+    with pytest.raises(ConfigError) as caught:
+        read_config(compose_tree([*needed, *wrong]), [])
+    assert sorted(fault.keys[0] for fault in caught.value.faults) == sorted(text.split("=")[0] for text in wrong)
+
+
 def test_help_names_configurations_and_keys_that_exist() -> None:
     result = run("--help")
     assert result.returncode == 0, result.stderr
