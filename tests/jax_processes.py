@@ -22,7 +22,9 @@ def run_script(script, arguments, *, devices, processes=1, flags="", timeout=300
         probe.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = os.environ | device.jax_environment("cpu", local_devices=devices)
-    environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flags}"
+    if flags:
+        # Stripped, since XLA takes flags that begin with no dash for the name of a file.
+        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flags}".strip()
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(script.parent)])
     running = [
         subprocess.Popen(
