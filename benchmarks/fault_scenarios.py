@@ -8,8 +8,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 from fault_runs import Run, pause, slow_down
 from fault_verdicts import MODES, ONE_STEP_OFF, SHORT, STEPS, Mode, Scenario
+from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 ROLLOUT, TRAINER, STORE, REWARD = "ray::RolloutWorker", "ray::TrainerWorker", "ray::StoreWorker", "rewards.worker"
@@ -146,17 +148,23 @@ def remove_node(scenario: Scenario) -> None:
     cluster.wait_for_nodes()
     places = ("trainer.node_resource=trainer_host", "actor_rollout_ref.rollout.node_resource=rollout_host")
     steps = 3 * STEPS  # Ray takes its time to find that a node is gone
-    run = scenario.run(ONE_STEP_OFF, steps, "rollout.nnodes=2", "rollout.n_gpus_per_node=1", SAVE, *places)
+    run = scenario.run(ONE_STEP_OFF, steps, TWO_REPLICAS, SAVE, *places)
     try:
         os.environ["RAY_ADDRESS"] = cluster.address
         run.start()
         run.wait_for_step(5)
-        cluster.remove_node(nodes[0], allow_graceful=False)
+        cluster.remove_node(next(filter(_has_replica, nodes)), allow_graceful=False)
         scenario.hurt(True)
         scenario.ends(run, ONE_STEP_OFF, steps, visible=LOST_REPLICAS)
     finally:
         del os.environ["RAY_ADDRESS"]
         cluster.shutdown()
+
+
+def _has_replica(node: Node) -> bool:
+    """Whether a rollout replica runs on a Ray node of this machine."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return any(ROLLOUT in " ".join(process.cmdline()) for process in raylet.children())
 
 
 def tell_to_stop(scenario: Scenario) -> None:

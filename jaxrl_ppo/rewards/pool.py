@@ -104,11 +104,14 @@ class RewardPool:
         return process
 
     def _least_busy(self) -> RewardProcess | None:
+        for process in self._shared:
+            if process.found_dead and not process.busy:
+                self._lost(process, "a reward process ended while it had no call")
         self._shared = {process for process in self._shared if process.alive}
         with_room = [process for process in self._shared if process.busy < self._room]
         return min(with_room, key=lambda process: process.busy, default=None)
 
-    def _lost(self, process: RewardProcess, how: ProcessDied | CallHung) -> None:
+    def _lost(self, process: RewardProcess, how: ProcessDied | CallHung | str) -> None:
         """Tell of a process that ended under its calls, once for all of them."""
         if not process.told_lost:
             process.told_lost = True

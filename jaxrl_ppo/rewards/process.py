@@ -48,6 +48,7 @@ class RewardProcess:
         self._answers: asyncio.Task[None] | None = None
         self._end: asyncio.Task[str] | None = None
         self.many_at_once = False
+        self.found_dead = False  # whether it has ended by itself
         self.told_lost = False  # whether its end has been reported
 
     @property
@@ -181,6 +182,7 @@ class RewardProcess:
                     result = answer["result"]
                     failure = Failure(**result["failure"]) if result["failure"] else None
                     waiting.set_result(Result(**(result | {"failure": failure})))
+        self.found_dead = self._end is None
         await self.kill()
 
     async def _read_output(self) -> None:

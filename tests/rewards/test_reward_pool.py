@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import sys
 import time
 
@@ -289,12 +290,15 @@ asyncio.run(main())
 
 
 async def test_cancelled_calls_leave_a_working_pool(started, tokenizer, function_file):
+    faults = []
     async with started(function_file(FAULTS), num_workers=1, timeout_s=30.0) as manager:
+        manager.report_faults(lambda name, message: faults.append(name))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await score_all(manager, tokenizer, ["sleep"])
         (sample,) = await score_all(manager, tokenizer, ["good"])
         assert sample.reward == 1
+    assert not faults
 
 
 @pytest.mark.parametrize(
@@ -385,3 +389,21 @@ async def test_a_lost_process_is_told_once(started, tokenizer, function_file):
         "a reward process was killed, since a call took more than 1 s",
         *["the reward process ended with exit status 5"] * 2,
     ]
+
+
+async def test_an_idle_process_that_is_killed_is_told_and_replaced(started, tokenizer, function_file):
+    path = function_file("""
+        import os
+        def compute_score(data_source, solution_str, ground_truth, extra_info):
+            return {"score": 1, "pid": os.getpid()}
+    """)
+    faults = []
+    async with started(path, num_workers=1) as manager:
+        manager.report_faults(lambda name, message: faults.append((name, message)))
+        (first,) = await score_all(manager, tokenizer, ["x"])
+        os.kill(int(first.reward_parts["pid"]), signal.SIGKILL)
+        await wait_until_gone(int(first.reward_parts["pid"]))
+        (second,) = await score_all(manager, tokenizer, ["x"])
+        assert second.reward == 1
+        assert second.reward_parts["pid"] != first.reward_parts["pid"]
+    assert faults == [("reward_worker_lost", "a reward process ended while it had no call: it is replaced")]
