@@ -406,4 +406,6 @@ async def test_an_idle_process_that_is_killed_is_told_and_replaced(started, toke
         (second,) = await score_all(manager, tokenizer, ["x"])
         assert second.reward == 1
         assert second.reward_parts["pid"] != first.reward_parts["pid"]
-    assert faults == [("reward_worker_lost", "a reward process ended while it had no call: it is replaced")]
+    ((name, message),) = faults  # seen before the next call, or by it
+    assert name == "reward_worker_lost"
+    assert re.fullmatch("(a reward process ended while it had no call|.* killed by SIGKILL): it is replaced", message)
