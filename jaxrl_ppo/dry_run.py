@@ -12,6 +12,7 @@ from jaxrl_ppo.rewards import RewardError, RewardManager
 from jaxrl_ppo.rollout.tools import configured_tools
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault, named
+from jaxrl_ppo.schema.rules_reward_model import judge_served
 from jaxrl_ppo.user_code import UserCodeError
 
 
@@ -83,7 +84,8 @@ def _tools(config: Config) -> Iterator[str]:
 
 
 async def _load_rewards(config: Config, sources: set[str]) -> None:
-    manager = RewardManager(config, cast(Any, None))  # no sample is scored, so nothing is decoded
+    judge = config.reward.reward_model.model_path if judge_served(config) else None
+    manager = RewardManager(config, cast(Any, None), judge)  # no sample is scored, so nothing is decoded
     try:
         await manager.start(sources)
     finally:

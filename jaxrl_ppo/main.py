@@ -27,6 +27,7 @@ from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault
 from jaxrl_ppo.schema.legacy import migrate_legacy_reward_impl
 from jaxrl_ppo.schema.overrides import given_keys, normalise
+from jaxrl_ppo.schema.rules_reward_model import judge_served
 from jaxrl_ppo.schema.validate import Checked, validate_config
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ def check_devices(config: Config) -> None:
         "critic's, critic.nnodes": sizes.critic_devices(config),
         "reward model's, reward.reward_model.nnodes": sizes.reward_model_devices(config),
     }
-    needs[kinds[0]] += sizes.trainer_devices(config) + sum(own_pools.values())
+    needs[kinds[0]] += sizes.trainer_devices(config) + sizes.critic_devices(config)
+    needs[kinds[judge_served(config)]] += sizes.reward_model_devices(config)
     needs[kinds[1]] += 0 if sizes.takes_turns(config) else sizes.rollout_devices(config)
     keys = "trainer.nnodes x n_gpus_per_node and, for the rollout pool, rollout.nnodes x n_gpus_per_node"
     keys += "".join(f", for the {pool} x n_gpus_per_node" for pool, devices in own_pools.items() if devices)

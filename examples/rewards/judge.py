@@ -1,5 +1,14 @@
 """A generative judge: any model behind an OpenAI-compatible endpoint (vLLM's server, a provider's) grades the answer.
 
+The run serves it itself, on devices of its own:
+
+    python -m jaxrl_ppo.main … reward.custom_reward_function.path=examples/rewards/judge.py \
+        reward.reward_model.enable=true reward.reward_model.model_path=Qwen/Qwen2.5-7B-Instruct \
+        reward.reward_model.rollout.name=vllm reward.reward_model.enable_resource_pool=true \
+        reward.reward_model.nnodes=1 reward.reward_model.n_gpus_per_node=1
+
+Or it is at an address of yours:
+
     vllm serve Qwen/Qwen2.5-7B-Instruct --port 8001
     python -m jaxrl_ppo.main … reward.custom_reward_function.path=examples/rewards/judge.py \
         reward.custom_reward_function.reward_kwargs.base_url=http://localhost:8001/v1 \
@@ -32,20 +41,27 @@ async def compute_score(
     solution_str,
     ground_truth,
     extra_info,
+    reward_router_address=None,
     base_url="http://localhost:8001/v1",
-    model="judge",
+    model=None,
     api_key_env="OPENAI_API_KEY",
     max_tokens=200,
     timeout=50,
 ):
-    """The judge's grade as 0 to 1. Raises ValueError when it gives none."""
+    """The judge's grade as 0 to 1. Raises ValueError when it gives none.
+
+    `reward_router_address` is the server of a judge that the run serves; `base_url` and `model` are another's.
+    """
+    if reward_router_address:
+        base_url = f"http://{reward_router_address}/v1"
     content = PROMPT.format(ground_truth=ground_truth, solution_str=solution_str)
     body = {
-        "model": model,
         "messages": [{"role": "user", "content": content}],
         "temperature": 0.0,
         "max_tokens": max_tokens,
     }
+    if model:  # vLLM's server has one, and need not be told
+        body["model"] = model
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(api_key_env):
         headers["Authorization"] = f"Bearer {key}"

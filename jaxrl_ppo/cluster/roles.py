@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import device
+from jaxrl_ppo.cluster.judge_worker import JudgeWorker
 from jaxrl_ppo.cluster.pools import PoolSpec, ResourcePoolManager, Role
 from jaxrl_ppo.cluster.rollout_worker import RolloutWorker
 from jaxrl_ppo.cluster.trainer_worker import TrainerWorker
 from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
+from jaxrl_ppo.schema.rules_reward_model import judge_served
 
 TRAINER_POOL, CRITIC_POOL, REWARD_POOL, ROLLOUT_POOL = "trainer_pool", "critic_pool", "reward_pool", "rollout_pool"
 
@@ -26,13 +28,13 @@ def create_role_worker_mapping(config: Config) -> dict[Role, Any]:
     if config.critic.enable:
         mapping[Role.Critic] = TrainerWorker
     if config.reward.reward_model.enable:
-        mapping[Role.RewardModel] = TrainerWorker
+        mapping[Role.RewardModel] = JudgeWorker if judge_served(config) else TrainerWorker
     return mapping
 
 
 def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> ResourcePoolManager:
     """The pools of this configuration: one process per trainer host, one per host of a critic's or a reward model's own
-    pool, one per rollout replica.
+    pool, one per rollout replica and per server of a judge.
 
     On CPU a "node" is a process with `n_gpus_per_node` virtual devices, and several may share a host. Raises
     DeviceError where trainer and rollout are to take turns on devices that cannot be shared.
@@ -73,11 +75,12 @@ def create_resource_pool_manager(config: Config, mapping: dict[Role, Any]) -> Re
     model = config.reward.reward_model
     if Role.RewardModel in mapping and model.enable_resource_pool:
         where[Role.RewardModel] = REWARD_POOL
+        judge = judge_served(config)  # on devices such as vLLM runs on, of the rollout's kind
         pools[REWARD_POOL] = PoolSpec(
             REWARD_POOL,
-            processes=model.nnodes,
-            devices=model.n_gpus_per_node,
-            resource=device.capabilities(trainer.device).ray_resource,
+            processes=sizes.judge_servers(config) if judge else model.nnodes,
+            devices=sizes.judge_devices(config) if judge else model.n_gpus_per_node,
+            resource=device.capabilities((judge and rollout.device) or trainer.device).ray_resource,
             keys="reward.reward_model.nnodes, .n_gpus_per_node",
         )
     return ResourcePoolManager(pools, {role: where.get(role, TRAINER_POOL) for role in mapping})

@@ -15,6 +15,7 @@ import ray
 import yaml
 
 from jaxrl_ppo.cluster.identity import check_identity, identity
+from jaxrl_ppo.cluster.judge_group import JudgeGroup
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.process import enter
 from jaxrl_ppo.cluster.reward_model_group import RewardModelGroup
@@ -39,6 +40,7 @@ from jaxrl_ppo.rollout.probe import THRESHOLDS, WeightProbe
 from jaxrl_ppo.rollout.router import Router
 from jaxrl_ppo.rollout.select import resolve_engine_name
 from jaxrl_ppo.schema import sizes
+from jaxrl_ppo.schema.rules_reward_model import judge_served
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,8 +146,12 @@ class TaskRunner:
             trust_remote_code=model.trust_remote_code,
             custom_chat_template=model.custom_chat_template,
         )
-        reward_model = None
-        if Role.RewardModel in mapping:
+        reward_model = judge_folder = None
+        if judge_served(config):
+            path, key = config.reward.reward_model.model_path, "reward.reward_model.model_path"
+            assert path is not None
+            judge_folder = str(await asyncio.to_thread(copy_to_local, path, key=key))
+        elif Role.RewardModel in mapping:
             reward_model = await asyncio.to_thread(_reward_model_folder, config, tokenizer)
         processor = hf_processor(folder, trust_remote_code=model.trust_remote_code)
         agents = await asyncio.to_thread(create_agent_loops, rollout, config.data, tokenizer)
@@ -183,7 +189,7 @@ class TaskRunner:
                     f"trainer.mode={config.trainer.mode} would lose them: resume in the mode it was made in"
                 )
             prompts.restore(controller["prompts"])
-        rewards = RewardManager(config, tokenizer)
+        rewards = RewardManager(config, tokenizer, judge_folder)
         stack.push_async_callback(rewards.close)
         await rewards.start(dataset.data_sources or ())
 
@@ -205,17 +211,27 @@ class TaskRunner:
         self._tell(("note", "starting the trainer and the rollout replicas; the first steps also compile"))
         pools.create(config.trainer.deadlines.start_s)
         stack.callback(pools.close)
-        trainer, critic, scorer, rollouts = await self.init_workers(
-            config,
-            mapping,
-            pools,
-            model_folder=str(folder),
-            critic_folder=critic_folder,
-            reward_model_folder=reward_model[0] if reward_model else None,
-            total_steps=total_steps,
-            probe=list(dataset[0].token_ids),
-            on_fault=observer.fault,
-        )
+        async with asyncio.TaskGroup() as starting:
+            if judge_folder is not None:
+                servers = mapping[Role.RewardModel]
+                judges = JudgeGroup(config, pools, servers, model_folder=judge_folder, on_fault=observer.fault)
+                rewards.judges = judges
+                stack.push_async_callback(judges.close)
+                starting.create_task(judges.start())
+            workers = starting.create_task(
+                self.init_workers(
+                    config,
+                    mapping,
+                    pools,
+                    model_folder=str(folder),
+                    critic_folder=critic_folder,
+                    reward_model_folder=reward_model[0] if reward_model else None,
+                    total_steps=total_steps,
+                    probe=list(dataset[0].token_ids),
+                    on_fault=observer.fault,
+                )
+            )
+        trainer, critic, scorer, rollouts = workers.result()
         stack.push_async_callback(trainer.stores.close)
         stack.push_async_callback(rollouts.close)
         if reward_model and scorer:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_ppo.rewards import choices, code, math_answers, reasoning  # noqa: F401 - register their scorers
+from jaxrl_ppo.rewards.judge import Judge
 from jaxrl_ppo.rewards.results import Result, WrongResult, interpret
 from jaxrl_ppo.rewards.scorers import score_by_source
 from jaxrl_ppo.user_code import UserCodeError, load_name
@@ -33,18 +34,24 @@ class FunctionSpec:
     key: str = FUNCTION_KEY  # the configuration key, for messages
 
 
-def load_function(spec: FunctionSpec, names: Sequence[str], runner: code.CodeRunner) -> tuple[Callable[..., Any], bool]:
+def load_function(
+    spec: FunctionSpec, names: Sequence[str], runner: code.CodeRunner, judge: Judge | None
+) -> tuple[Callable[..., Any], bool]:
     """The function with its configured arguments, and whether it is a coroutine function.
 
-    `names` are the arguments that it will be called with; `runner` is for the scorers that run code. Raises
-    UserCodeError when it is missing, broken or of another signature.
+    `names` are the arguments that it will be called with; `runner` is for the scorers that run code, `judge` for
+    functions that ask it. Raises UserCodeError when it is missing, broken or of another signature.
     """
     if spec.path is None:
         ours = score_by_source if names == ARGUMENTS else _score_each_by_source
         return functools.partial(ours, runner=runner, **spec.arguments), False
     function = load_name(spec.path, spec.name, spec.key)
-    check_signature(function, names, spec.arguments, spec.path, spec.key)
-    return functools.partial(function, **spec.arguments), inspect.iscoroutinefunction(function)
+    further = judge.wanted(function, spec.arguments) if judge else []
+    check_signature(function, [*names, *further], spec.arguments, spec.path, spec.key)
+    loaded: Callable[..., Any] = functools.partial(function, **spec.arguments)
+    if judge and further:
+        loaded = judge.give(loaded, further)
+    return loaded, inspect.iscoroutinefunction(function)
 
 
 def _score_each_by_source(**columns: Any) -> list[Any]:
@@ -53,11 +60,11 @@ def _score_each_by_source(**columns: Any) -> list[Any]:
 
 
 def load_weighted(
-    specs: dict[str, FunctionSpec], names: Sequence[str], runner: code.CodeRunner
+    specs: dict[str, FunctionSpec], names: Sequence[str], runner: code.CodeRunner, judge: Judge | None
 ) -> tuple[Callable[..., Any], bool]:
     """One function that returns the weighted sum of several, with each of them as a part, and whether it must be
     awaited. Plain functions among coroutine functions are called first."""
-    loaded = {part: load_function(spec, names, runner) for part, spec in specs.items()}
+    loaded = {part: load_function(spec, names, runner, judge) for part, spec in specs.items()}
 
     def plain(**call: Any) -> dict[str, Any]:
         return _sum(specs, {part: _read(part, function(**call)) for part, (function, _) in loaded.items()})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerBase
 
+    from jaxrl_ppo.rewards.judge import JudgeServers
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt, Sample
 
@@ -46,19 +47,21 @@ class FailedSample:
 class RewardManager:
     """Scores samples with the configured reward function and manager, in processes of their own, and a reward model.
 
-    `model` is that one, once it is started. `on_fault` hears of reward processes that are lost, by the fault's name.
+    `model` is that one, once it is started; `judges` are the servers of a judge that functions ask. `on_fault`
+    hears of reward processes that are lost, by the fault's name.
     """
 
-    def __init__(self, config: Config, tokenizer: PreTrainedTokenizerBase):
-        """Reads `config.reward`; processes are started by `start`."""
+    def __init__(self, config: Config, tokenizer: PreTrainedTokenizerBase, judge_folder: str | None = None):
+        """Reads `config.reward`; processes are started by `start`. `judge_folder` is the model of a served judge."""
         reward = config.reward
         self._tokenizer = tokenizer
         self._max_failure_rate = reward.max_failure_rate
-        self._method = method_of(config)
+        self._method = method_of(config, judge_folder)
         self._pool = RewardPool(
             self._method, num_workers=reward.num_workers, timeout_s=reward.timeout_s, memory_mb=reward.worker_memory_mb
         )
         self.model: RewardModel | None = None
+        self.judges: JudgeServers | None = None
         self._model_weight = reward.reward_model.weight
         named = self._method.by_rule and not self._method.functions
         self._rule_part = reward.custom_reward_function.name if named else None
@@ -94,9 +97,9 @@ class RewardManager:
             extra_info = extra_info | {"num_turns": len(turns), "turns": turns}
         call = Call(prompt.data_source, sample.text, prompt.ground_truth, extra_info, len(sample.response_ids))
         if self.model is None:
-            result = await self._pool.score(call)
+            result = await self._score_by_rule(call)
         else:
-            by_rule, by_model = await asyncio.gather(self._pool.score(call), self.model.score(prompt, sample, turns))
+            by_rule, by_model = await asyncio.gather(self._score_by_rule(call), self.model.score(prompt, sample, turns))
             result = add_score(by_rule, by_model, self._model_weight, self._rule_part)
         sample.reward = result.reward
         sample.reward_parts, sample.reward_labels = dict(result.parts), dict(result.labels)
@@ -106,6 +109,11 @@ class RewardManager:
             self._failed.append(
                 FailedSample(sample.ordinal, sample.index, prompt.data_source, sample.text, result.failure)
             )
+
+    async def _score_by_rule(self, call: Call) -> Result:
+        if self.judges is None:
+            return await self._pool.score(call)
+        return await self.judges.ask(lambda address: self._pool.score(dataclasses.replace(call, judge=address)))
 
     def _decode(self, token_ids: np.ndarray) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -142,7 +150,7 @@ class RewardManager:
             await self.model.close()
 
 
-def method_of(whole: Config) -> MethodSpec:
+def method_of(whole: Config, judge_folder: str | None) -> MethodSpec:
     """What a reward process needs of the configuration."""
     config = whole.reward
     function, manager, arguments = config.custom_reward_function, config.reward_manager, config.reward_kwargs
@@ -160,6 +168,7 @@ def method_of(whole: Config) -> MethodSpec:
             max(1, config.sandbox_fusion.max_concurrent // config.num_workers),
             config.sandbox_fusion.memory_limit_mb,
         ),
+        judge_folder=judge_folder,
         manager="user" if user_manager else manager.name,
         manager_path=manager.module.path if user_manager else None,
         manager_name=manager.module.name if user_manager else None,

@@ -17,6 +17,7 @@ from jaxrl_ppo.rewards.functions import (
     load_function,
     load_weighted,
 )
+from jaxrl_ppo.rewards.judge import ADDRESS, Judge, server_address
 from jaxrl_ppo.rewards.results import Result, WrongResult, interpret
 from jaxrl_ppo.user_code import UserCodeError, load_name
 
@@ -31,6 +32,7 @@ class MethodSpec:
     functions: dict[str, FunctionSpec] = dataclasses.field(default_factory=dict)  # by the name of the part
     by_rule: bool = True  # False: no function scores, since a reward model is the whole reward
     runner: CodeRunner = dataclasses.field(default_factory=CodeRunner)
+    judge_folder: str | None = None  # of a judge that is served for the functions to ask
     manager: str = "naive"
     manager_path: str | None = None
     manager_name: str | None = None
@@ -49,6 +51,7 @@ class Call:
     ground_truth: Any
     extra_info: dict[str, Any]
     response_length: int
+    judge: str | None = None  # the address of the server to ask
 
 
 class Method:
@@ -63,12 +66,18 @@ class Method:
         self._spec = spec
         arguments = BATCH_ARGUMENTS if spec.manager == "batch" else ARGUMENTS
         function: Callable[..., Any]
+        judge = Judge(spec.judge_folder) if spec.judge_folder else None
         if not spec.by_rule:
             function, is_coroutine = _no_rule, False
         elif spec.functions:
-            function, is_coroutine = load_weighted(spec.functions, arguments, spec.runner)
+            function, is_coroutine = load_weighted(spec.functions, arguments, spec.runner, judge)
         else:
-            function, is_coroutine = load_function(spec.function, arguments, spec.runner)
+            function, is_coroutine = load_function(spec.function, arguments, spec.runner, judge)
+        if judge and not judge.asked:
+            raise UserCodeError(
+                f"reward.reward_model.rollout.name=vllm serves a judge, and no reward function takes {ADDRESS}, the "
+                "address to ask it at"
+            )
         self._score: Callable[..., Any]
         if spec.manager_path:
             make = load_name(spec.manager_path, spec.manager_name or "", MANAGER_KEY)
@@ -89,10 +98,12 @@ class Method:
 
     def start(self, call: Call) -> Any | Awaitable[Any]:
         """Call the user's code: its value, or an awaitable of it."""
-        return self._score(**{field.name: getattr(call, field.name) for field in dataclasses.fields(call)})
+        server_address.set(call.judge)
+        return self._score(**{name: getattr(call, name) for name in (*ARGUMENTS, "response_length")})
 
     def start_batch(self, calls: Sequence[Call]) -> list[Any]:
         """Call the user's code with lists: one value for each call. Raises WrongResult for another number of them."""
+        server_address.set(calls[0].judge)
         columns = {f"{name}s": [getattr(call, name) for call in calls] for name in ARGUMENTS}
         values = list(self._score_batch(**columns))
         if len(values) != len(calls):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jaxrl_ppo
-from jaxrl_ppo.schema.config import RolloutConfig
+from jaxrl_ppo.schema.config import RewardModelConfig, RolloutConfig
 
 KEY = "actor_rollout_ref.rollout"
 OURS = ("model", "skip_tokenizer_init", "logprobs_mode", "worker_extension_cls")  # not to be overridden
+WORKER_EXTENSION = "jaxrl_ppo.weights.vllm_worker.StoreReceiver"
 
 
 def is_cpu_build() -> bool:
@@ -102,6 +103,54 @@ def engine_arguments(config: RolloutConfig, model_folder: str | Path, cpu: bool)
     return {
         "model": str(model_folder),
         "skip_tokenizer_init": True,
+        "logprobs_mode": config.logprobs_mode,
+        **_shared_arguments(config, cpu),
+        **config.engine_kwargs.vllm,
+    }
+
+
+def server_arguments(model: RewardModelConfig, model_folder: str | Path, cpu: bool, host: str, port: int) -> list[str]:
+    """The command line of vLLM's OpenAI-compatible server for a judge in `model_folder`.
+
+    It answers to the name that the configuration has for the model, as in verl, and to the folder's.
+    """
+    arguments = {
+        "model": str(model_folder),
+        "served_model_name": list(dict.fromkeys([str(model.model_path), str(model_folder)])),
+        "host": host,
+        "port": port,
+        "uvicorn_log_level": "warning",  # not a line per request
+        **_shared_arguments(judge_settings(model), cpu),
+        **model.rollout.engine_kwargs.vllm,
+    }
+    return list(_flags(arguments))
+
+
+def judge_settings(model: RewardModelConfig) -> RolloutConfig:
+    """What a judge's server and a rollout engine have in common, as the latter's settings."""
+    judge = model.rollout
+    return RolloutConfig(
+        dtype=judge.dtype,
+        gpu_memory_utilization=judge.gpu_memory_utilization,
+        enforce_eager=judge.enforce_eager,
+        tensor_model_parallel_size=judge.tensor_model_parallel_size,
+        pipeline_model_parallel_size=judge.pipeline_model_parallel_size,
+        data_parallel_size=judge.data_parallel_size,
+        expert_parallel_size=judge.expert_parallel_size,
+        prompt_length=judge.prompt_length,
+        response_length=judge.response_length,
+        max_model_len=judge.max_model_len,
+        max_num_batched_tokens=judge.max_num_batched_tokens,
+        max_num_seqs=judge.max_num_seqs,
+        enable_chunked_prefill=judge.enable_chunked_prefill,
+        enable_prefix_caching=judge.enable_prefix_caching,
+        load_format="auto",
+        n_gpus_per_node=model.n_gpus_per_node,
+    )
+
+
+def _shared_arguments(config: RolloutConfig, cpu: bool) -> dict[str, Any]:
+    return {
         "dtype": config.dtype,
         "seed": config.seed,
         "max_model_len": config.max_model_len or config.prompt_length + config.response_length,
@@ -115,12 +164,22 @@ def engine_arguments(config: RolloutConfig, model_folder: str | Path, cpu: bool)
         "pipeline_parallel_size": config.pipeline_model_parallel_size,
         "data_parallel_size": config.data_parallel_size,
         "enable_expert_parallel": config.expert_parallel_size > 1,
-        "logprobs_mode": config.logprobs_mode,
         "load_format": config.load_format,
-        "worker_extension_cls": "jaxrl_ppo.weights.vllm_worker.StoreReceiver",
+        "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
-        **config.engine_kwargs.vllm,
     }
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments as vLLM's command line has them."""
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif isinstance(value, list):
+            yield from (f"--{flag}", *map(str, value))
+        elif value is not None:
+            yield from (f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def world_size(config: RolloutConfig) -> int:

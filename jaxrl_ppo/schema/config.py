@@ -35,6 +35,7 @@ from jaxrl_ppo.schema.data import (
     RewardManagerConfig,
     RewardManagerModuleConfig,
     RewardModelConfig,
+    RewardModelRolloutConfig,
     SamplerConfig,
     SandboxFusionConfig,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "RewardManagerConfig",
     "RewardManagerModuleConfig",
     "RewardModelConfig",
+    "RewardModelRolloutConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
     "RolloutPoolConfig",

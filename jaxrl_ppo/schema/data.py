@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from jaxrl_ppo.schema.keys import key, section
+from jaxrl_ppo.schema.rollout import EngineKwargsConfig
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -101,6 +102,33 @@ class RewardKwargsConfig:
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
+class RewardModelRolloutConfig:
+    """`reward.reward_model.rollout`: the server of a generative judge."""
+
+    name: str | None = key(
+        None,
+        "vllm: a generative judge behind vLLM's OpenAI-compatible server, which the reward function asks; "
+        "null: a classifier.",
+        choices=("vllm",),
+    )
+    dtype: str = key("bfloat16", "Data type of its weights.", choices=("bfloat16", "float16", "float32"))
+    gpu_memory_utilization: float = key(0.5, "Share of a device's memory that a server takes.", gt=0, le=1)
+    enforce_eager: bool = key(True, "No compiled graphs.")
+    tensor_model_parallel_size: int = key(1, "Devices of one server.", ge=1)
+    pipeline_model_parallel_size: int = key(1, "Pipeline stages of one server.", ge=1)
+    data_parallel_size: int = key(1, "Data-parallel ranks inside one server.", ge=1)
+    expert_parallel_size: int = key(1, "Devices that split a mixture's experts.", ge=1)
+    prompt_length: int = key(2048, "Tokens of what the judge is asked, at most.", ge=1)
+    response_length: int = key(2048, "Tokens of what it says, at most.", ge=1)
+    max_model_len: int | None = key(None, "Both together; null: prompt_length + response_length.", ge=1)
+    max_num_batched_tokens: int = key(8192, "Tokens an engine step processes at most.", ge=1)
+    max_num_seqs: int = key(1024, "Requests a server runs at a time.", ge=1)
+    enable_chunked_prefill: bool = key(True, "Mix pieces of long prompts with running requests.")
+    enable_prefix_caching: bool = key(True, "Reuse the KV cache of equal prefixes.")
+    engine_kwargs: EngineKwargsConfig = section(EngineKwargsConfig)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class RewardModelConfig:
     """`reward.reward_model`: a model that scores responses."""
 
@@ -108,9 +136,12 @@ class RewardModelConfig:
     enable_resource_pool: bool = key(False, "Give it devices of its own; false: the trainer's.")
     n_gpus_per_node: int = key(8, "Its devices per node.", ge=0)
     nnodes: int = key(0, "Its nodes.", ge=0)
-    model_path: str | None = key(None, "Hugging Face folder or hub id of a sequence classifier with one label.")
+    model_path: str | None = key(
+        None, "Hugging Face folder or hub id of a sequence classifier with one label, or of a judge."
+    )
     weight: float = key(1.0, "What its score counts beside the reward function's value.")
     forward_max_token_len_per_gpu: int = key(32768, "Tokens scored at a time on one device.", ge=1)
+    rollout: RewardModelRolloutConfig = section(RewardModelRolloutConfig)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -20,6 +20,9 @@ def fill_in(config: Config) -> None:
         rollout.tensor_model_parallel_size = 1
     if rollout.max_model_len is None:
         rollout.max_model_len = rollout.prompt_length + rollout.response_length
+    judge = config.reward.reward_model.rollout
+    if judge.max_model_len is None:
+        judge.max_model_len = judge.prompt_length + judge.response_length
     if actor.loss_scale_factor is None:
         actor.loss_scale_factor = float(rollout.response_length)
     if config.critic.enable is None:

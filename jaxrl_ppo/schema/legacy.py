@@ -46,6 +46,7 @@ REWARD_SPELLINGS = {
     "reward_model.n_gpus_per_node": "reward.reward_model.n_gpus_per_node",
     "reward_model.nnodes": "reward.reward_model.nnodes",
     "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.rollout": "reward.reward_model.rollout",
     "reward_model.forward_max_token_len_per_gpu": "reward.reward_model.forward_max_token_len_per_gpu",
 }
 

@@ -10,6 +10,7 @@ from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.legacy import leaves, remove
+from jaxrl_ppo.schema.rules_reward_model import judge_served
 
 # Keys of verl that have no counterpart. A pattern also covers everything below it; * stands for any characters.
 FOREIGN = {
@@ -93,7 +94,32 @@ FOREIGN = {
     "data.video_*": "text models only",
     "reward_model.model.input_tokenizer": "responses are put into the reward model's own template where it has another",
     "reward_model": "the rest of verl's old reward-model section; reward.reward_model decides",
-    "reward.reward_model.rollout": "reward models are not served by a rollout engine",
+    **dict.fromkeys(
+        [f"reward.reward_model.rollout.{name}" for name in ("temperature", "top_*", "do_sample", "n", "ignore_eos")],
+        "the requests of the reward function decide",
+    ),
+    **dict.fromkeys(
+        [
+            f"reward.reward_model.rollout.{name}"
+            for name in (
+                "cudagraph_*",
+                "scheduling_policy",
+                "quantization*",
+                "disable_log_stats",
+                "seed",
+                "load_format",
+            )
+        ],
+        "engine_kwargs.vllm takes it",
+    ),
+    **dict.fromkeys(
+        [f"reward.reward_model.rollout.{name}" for name in ("free_cache_engine", "multi_stage_wake_up")],
+        "a judge has devices of its own, and never sleeps",
+    ),
+    "reward.reward_model.rollout.skip_tokenizer_init": "a judge reads text",
+    "reward.reward_model.rollout.limit_images": "text models only",
+    "reward.reward_model.rollout.layered_summon": "a judge's weights do not change",
+    "reward.reward_model.rollout.engine_kwargs.sglang": "the engine is vllm",
     "trainer.use_legacy_worker_impl": "there is one implementation",
     "trainer.esi_redundant_time": "the run saves when it is told to stop",
     "trainer.default_hdfs_dir": "trainer.default_local_dir decides",
@@ -124,6 +150,10 @@ def _apart(config: Config) -> bool:
 
 def _no_reward_model(config: Config) -> bool:
     return not config.reward.reward_model.enable
+
+
+def _no_classifier(config: Config) -> bool:
+    return _no_reward_model(config) or judge_served(config)
 
 
 def _no_reward_pool(config: Config) -> bool:
@@ -180,9 +210,10 @@ CONDITIONAL: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda config: config.data.val_batch_size is not None,
         "validation prompts go to the engines all at once",
     ),
+    f"{REWARD_MODEL}.model_path": (_no_reward_model, f"{REWARD_MODEL}.enable=false"),
     **{
-        f"{REWARD_MODEL}.{name}": (_no_reward_model, f"{REWARD_MODEL}.enable=false")
-        for name in ("model_path", "weight", "forward_max_token_len_per_gpu")
+        f"{REWARD_MODEL}.{name}": (_no_classifier, f"{REWARD_MODEL}.enable=false, or it is a judge")
+        for name in ("weight", "forward_max_token_len_per_gpu")
     },
     **{
         f"{REWARD_MODEL}.{name}": (_no_reward_pool, f"{REWARD_MODEL}.enable_resource_pool=false")
@@ -222,12 +253,18 @@ def drop_foreign(raw: dict[str, Any]) -> list[str]:
     return dropped
 
 
+JUDGE = f"{REWARD_MODEL}.rollout."
+
+
 def without_effect(config: Config, changed: Collection[str], given: Collection[str]) -> list[str]:
     """Of the keys that the user `changed`, those that do nothing in this configuration, as 'key (why)'.
 
     `given` are those on the command line: others of a section may differ from their defaults by interpolation alone.
     """
     idle = [f"{path} ({why})" for path, (when, why) in CONDITIONAL.items() if path in changed and when(config)]
+    if not judge_served(config):
+        why = "no reward function asks a judge: a reward model is a classifier then, run in JAX"
+        idle += [f"{path} ({why})" for path in changed if path.startswith(JUDGE)]
     of_critic = [path for path in given if path.startswith("critic.") and path != "critic.enable"]
     if config.critic.enable and not config.critic.enable_resource_pool:
         own_pool = ("critic.nnodes", "critic.n_gpus_per_node")

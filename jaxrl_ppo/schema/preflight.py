@@ -11,6 +11,7 @@ from typing import Any
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import Fault
 from jaxrl_ppo.schema.places import is_address, is_here, is_hub_id
+from jaxrl_ppo.schema.rules_reward_model import judge_served
 
 DATA_SUFFIXES = (".parquet", ".json", ".jsonl")
 HEAD_CHARACTERS = 1 << 20
@@ -76,13 +77,14 @@ def _models(config: Config, model_types: Collection[str] | None) -> Iterator[Fau
         elif not folder.is_dir():
             yield Fault((key,), f"{key}={folder}: is a file; it must be the folder that holds config.json.")
         elif not key.endswith("tokenizer_path"):
-            faults = list(_model_folder(key, folder, model_types))
+            judge = key.startswith("reward") and judge_served(config)
+            faults = list(_model_folder(key, folder, None if judge else model_types))  # vLLM knows more of them
             yield from faults
             if not [*folder.glob("*.safetensors")]:
                 text = "holds no *.safetensors file; save the model again with a recent transformers"
                 yield Fault((key,), f"{key}={folder}: {text}.")
             if key.startswith("reward") and not faults:
-                yield from _one_label(key, folder)
+                yield from (_judge if judge else _one_label)(key, folder, config)
 
 
 def _model_folder(key: str, folder: Path, model_types: Collection[str] | None) -> Iterator[Fault]:
@@ -103,12 +105,25 @@ def _model_folder(key: str, folder: Path, model_types: Collection[str] | None) -
         yield Fault((key,), f"{key}={folder}: {text}.")
 
 
-def _one_label(key: str, folder: Path) -> Iterator[Fault]:
+def _one_label(key: str, folder: Path, config: Config) -> Iterator[Fault]:
     content = json.loads((folder / "config.json").read_text())
     labels = len(content.get("id2label") or range(content.get("num_labels", 2)))  # transformers' default is two
     if labels != 1:
         text = f"config.json has {labels} labels (id2label), and a reward model gives one number"
+        if config.reward.reward_model.rollout.name:
+            text += "; for a judge, name the reward function that asks it, reward.custom_reward_function.path"
         yield Fault((key,), f"{key}={folder}: {text}.")
+
+
+def _judge(key: str, folder: Path, config: Config) -> Iterator[Fault]:
+    content, judge = json.loads((folder / "config.json").read_text()), config.reward.reward_model.rollout
+    positions, length_key = content.get("max_position_embeddings"), "reward.reward_model.rollout.max_model_len"
+    if any("SequenceClassification" in name for name in content.get("architectures") or ()):
+        text = f"is a sequence classifier, and reward.reward_model.rollout.name={judge.name} serves a model that writes"
+        yield Fault((key,), f"{key}={folder}: {text}; leave the name out to have it score.")
+    elif positions and (judge.max_model_len or 0) > positions and not content.get("rope_scaling"):
+        text = f"is more than the {positions} positions of {folder}; null means prompt_length + response_length"
+        yield Fault((length_key, key), f"{length_key}={judge.max_model_len} {text}.")
 
 
 def _data(config: Config) -> Iterator[Fault]:

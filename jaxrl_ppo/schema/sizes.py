@@ -88,6 +88,17 @@ def reward_model_devices(config: Config) -> int:
     return model.nnodes * model.n_gpus_per_node if model.enable and model.enable_resource_pool else 0
 
 
+def judge_devices(config: Config) -> int:
+    """Devices of one server of a generative judge."""
+    judge = config.reward.reward_model.rollout
+    return judge.tensor_model_parallel_size * judge.pipeline_model_parallel_size * judge.data_parallel_size
+
+
+def judge_servers(config: Config) -> int:
+    """Servers of a generative judge in the reward model's pool."""
+    return reward_model_devices(config) // judge_devices(config)
+
+
 def critic_steps_per_step(config: Config) -> int:
     """The critic's optimizer steps in one step."""
     return config.data.train_batch_size // config.critic.ppo_mini_batch_size * config.critic.ppo_epochs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxrl_ppo.schema import sizes
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import show
-from jaxrl_ppo.schema.rules_reward_model import rewards_by_rule
+from jaxrl_ppo.schema.rules_reward_model import judge_served, rewards_by_rule
 
 
 def render(config: Config, notes: Sequence[str] = ()) -> str:
@@ -37,7 +37,9 @@ def _what(config: Config) -> list[tuple[str, str]]:
     if config.reward.functions:
         scorer = " + ".join(f"{e.get('weight', 1)} x {part}" for part, e in config.reward.functions.items())
     model = config.reward.reward_model
-    if model.enable:
+    if judge_served(config):
+        scorer += f", which asks the judge {model.model_path}"
+    elif model.enable:
         rule = f"{scorer} + " if rewards_by_rule(config) else ""
         scorer = f"{rule}{model.weight:g} x the reward model {model.model_path}"
     old = "the engine's" if algorithm.rollout_correction.bypass_mode else "computed by the trainer"
@@ -132,6 +134,11 @@ def _reward_model_pool(config: Config) -> str:
         return "none"
     if not model.enable_resource_pool:
         return "the trainer's devices"
+    if judge_served(config):
+        each, servers = sizes.judge_devices(config), sizes.judge_servers(config)
+        size = f"{servers} server{'s' * (servers > 1)} of {each} device{'s' * (each > 1)} each"
+        pool = _pool(str(config.actor_rollout_ref.rollout.device), model.nnodes, model.n_gpus_per_node)
+        return f"{pool}; a judge, {size}; engine: {model.rollout.name}, {model.rollout.dtype}"
     return _pool(config.trainer.device, model.nnodes, model.n_gpus_per_node)
 
 

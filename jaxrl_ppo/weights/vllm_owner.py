@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -25,10 +26,12 @@ def watch() -> None:
     owner = os.environ.get(VARIABLE)
     if owner is None or int(owner.split(":")[0]) == os.getpid():
         return
-    threading.Thread(target=_watch, args=(owner,), name="die-with-owner", daemon=True).start()
+    # Now, since a core that is gone by then has left this process to another parent.
+    core = psutil.Process(os.getppid())
+    threading.Thread(target=_watch, args=(owner, core), name="die-with-owner", daemon=True).start()
 
 
-def _watch(owner: str) -> None:
+def _watch(owner: str, core: psutil.Process) -> None:
     pid, created = owner.split(":")
     try:
         process = psutil.Process(int(pid))
@@ -36,7 +39,7 @@ def _watch(owner: str) -> None:
             process.wait()
     except psutil.NoSuchProcess:
         pass
-    core = os.getppid()
-    if core not in (1, int(pid)):  # with one worker, vLLM may run it inside the core
-        os.kill(core, signal.SIGKILL)
+    if core.pid not in (1, int(pid)):  # with one worker, vLLM may run it inside the core
+        with contextlib.suppress(psutil.NoSuchProcess):
+            core.kill()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,9 +12,9 @@ import pytest
 from test_reward_pool import make_prompt, make_sample, score_all
 
 from jaxrl_ppo.pipeline.measures import validation_scores
-from jaxrl_ppo.rewards import RewardError
+from jaxrl_ppo.rewards import RewardError, RewardManager
 from jaxrl_ppo.rewards.choices import multiple_choice
-from jaxrl_ppo.schema.config import SandboxFusionConfig
+from jaxrl_ppo.schema.config import Config, SandboxFusionConfig
 from jaxrl_ppo.schema.records import Turn
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +206,58 @@ async def test_the_judge_example_grades_through_an_openai_compatible_endpoint(st
     assert "the judge gave no grade: 'I will not.'" in bad.reward_labels["failure"]
     assert service.bodies[0]["model"] == "m"
     assert "the truth" in service.bodies[0]["messages"][0]["content"]
+
+
+ASKING = """
+    def one(data_source, solution_str, ground_truth, extra_info, reward_router_address, reward_model_tokenizer):
+        return {"score": float(len(reward_model_tokenizer.encode("a b"))), "pred": reward_router_address}
+    def each(data_sources, solution_strs, ground_truths, extra_infos, **further):
+        return [{"score": 2.0, "pred": further["reward_router_address"]} for _ in data_sources]
+"""
+
+
+class OneServer:
+    """The servers of a judge, as the run has them: here one, at a service's address."""
+
+    def __init__(self, url):
+        self.address = url.removeprefix("http://")
+
+    async def ask(self, call):
+        return await call(self.address)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_functions_get_the_address_of_a_served_judge_and_its_tokenizer(
+    tokenizer, service, function_file, smollm2, batch
+):
+    """By verl's names, in a weighted sum as elsewhere; the example asks there without being told a model."""
+    service.answer = lambda body: {"choices": [{"message": {"content": f"Grade: {4 if 'model' in body else 8}"}}]}
+    path = function_file(ASKING)
+    config = Config()
+    if batch:
+        config.reward.reward_manager.name = "batch"
+        config.reward.custom_reward_function.path, config.reward.custom_reward_function.name = path, "each"
+    else:
+        judge = str(ROOT / "examples/rewards/judge.py")
+        config.reward.functions = {"own": {"path": path, "name": "one"}, "judge": {"path": judge}}
+    manager = RewardManager(config, tokenizer, str(smollm2))
+    manager.judges = OneServer(service.url)
+    try:
+        await manager.start()
+        (sample,) = await score_all(manager, tokenizer, ["an answer"], make_prompt())
+    finally:
+        await manager.close()
+    assert sample.reward_labels["pred"] == manager.judges.address
+    assert sample.reward == pytest.approx(2 if batch else 2.8)
+
+
+async def test_a_served_judge_that_no_function_asks_is_an_error(tokenizer, function_file):
+    path = function_file("def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0")
+    config = Config()
+    config.reward.custom_reward_function.path = path
+    manager = RewardManager(config, tokenizer, "models/judge")
+    with pytest.raises(RewardError, match="no reward function takes reward_router_address"):
+        await manager.start()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_ppo.rollout import vllm_engine, vllm_setup
 from jaxrl_ppo.rollout.vllm_engine import VllmEngine
-from jaxrl_ppo.schema.config import EngineKwargsConfig, RolloutConfig
+from jaxrl_ppo.schema.config import EngineKwargsConfig, RewardModelConfig, RolloutConfig
 
 
 @pytest.fixture
@@ -94,6 +94,23 @@ def test_every_argument_exists_and_the_users_own_are_passed_on(first):
         )
 
 
+@pytest.mark.usefixtures("vllm_environment")
+def test_vllms_server_understands_a_judges_command_line(first):
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    model = RewardModelConfig(model_path="hub/judge")
+    model.rollout.tensor_model_parallel_size, model.rollout.enable_prefix_caching = 2, False
+    model.rollout.engine_kwargs.vllm = {"hf_overrides": {"rope_theta": 9}, "block_size": 64}
+    line = vllm_setup.server_arguments(model, first.folder, True, "127.0.0.1", 8123)
+    made = make_arg_parser(FlexibleArgumentParser()).parse_args(line)
+    assert (made.host, made.port, made.model) == ("127.0.0.1", 8123, str(first.folder))
+    assert made.served_model_name == ["hub/judge", str(first.folder)]
+    assert (made.dtype, made.max_model_len, made.tensor_parallel_size) == ("bfloat16", 4096, 2)
+    assert (made.enforce_eager, made.enable_prefix_caching, made.block_size) == (True, False, 64)
+    assert made.hf_overrides == {"rope_theta": 9}
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "expected"),
     [(2, 2, [2]), (2, [7, 2], [2, 7]), ([5, 6], None, [5, 6]), (None, 9, [9]), (None, None, [])],
@@ -137,14 +154,17 @@ async def test_missing_vllm_says_what_to_install(monkeypatch):
 
 
 FAMILY = """
-import subprocess, sys, time
+import ctypes, signal, subprocess, sys, time
 from jaxrl_ppo.weights import vllm_owner
 role = sys.argv[1]
+if role == "reaper":
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: takes orphans over, as some process of Ray's may
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 if role == "owner":
     vllm_owner.claim()
 if role == "worker":
     vllm_owner.watch()
-child = {"owner": "core", "core": "worker"}.get(role)
+child = {"reaper": "owner", "owner": "core", "core": "worker"}.get(role)
 if child:
     subprocess.Popen([sys.executable, "-c", sys.argv[2], child, sys.argv[2]])
 else:
@@ -162,3 +182,19 @@ def test_workers_and_core_end_with_the_process_that_started_them():
     owner.wait()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
+
+
+def test_whoever_took_a_worker_over_from_a_dead_core_lives_on():
+    reaper = subprocess.Popen([sys.executable, "-c", FAMILY, "reaper", FAMILY], stdout=subprocess.PIPE)
+    try:
+        assert reaper.stdout.readline() == b"ready\n"
+        owner, core, worker = psutil.Process(reaper.pid).children(recursive=True)
+        core.kill()
+        owner.kill()
+        _, alive = psutil.wait_procs([worker], timeout=30)
+        assert alive == []
+        with pytest.raises(subprocess.TimeoutExpired):
+            reaper.wait(1)
+    finally:
+        reaper.kill()
+        reaper.wait()

@@ -16,9 +16,9 @@ from jaxrl_ppo.schema.no_effect import CONDITIONAL
 THROUGH_OTHERS = {
     "actor_rollout_ref.actor.clip_ratio": "the tree takes it for clip_ratio_low and clip_ratio_high",
     "actor_rollout_ref.rollout.nnodes": "sizes.rollout_replicas",
+    "reward.reward_model.rollout.name": "rules_reward_model.judge_served",
     "rollout.nnodes": "derive.fill_in copies it",
     "rollout.n_gpus_per_node": "derive.fill_in copies it",
-    "trainer.dry_run": "main stops there",
 }
 
 
