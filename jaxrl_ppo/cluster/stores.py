@@ -28,8 +28,11 @@ def store_root(run_folder: str) -> str:
     return f"/dev/shm/jaxrl_ppo-{os.getuid()}-{digest}"
 
 
+LOOK_S, ANSWER_S = 0.5, 5.0  # between looks at stores that do not answer; in which one that lives has answered
+
+
 class StoreLost(RuntimeError):
-    """A weight store died while it was given a version, which must be given again."""
+    """A weight store died while it was given a version, which must be given again; or there is none left."""
 
 
 class WeightStores:
@@ -40,6 +43,7 @@ class WeightStores:
         self._stores: dict[str, Any] = {}
         self._newest: WeightManifest | None = None
         self._commits = 0
+        self._adding = asyncio.Lock()  # of several replicas on one node, the first brings its store
 
     @property
     def by_node(self) -> dict[str, Any]:
@@ -47,14 +51,23 @@ class WeightStores:
         return dict(self._stores)
 
     async def add(self, node: str) -> None:
-        """Have a store on `node`; one that comes late gets the newest version from another."""
-        if node in self._stores:
-            return
+        """Have a store on `node`; one that comes late gets the newest version from another.
+
+        Raises StoreLost when there was a version, and is no store any more.
+        """
+        async with self._adding:
+            if node not in self._stores:
+                await self._add(node)
+
+    async def _add(self, node: str) -> None:
+        if self._newest is not None:
+            await self.settle()
+            self.check_any_left()
         store_class: Any = StoreWorker  # a Ray actor class, which no type checker sees
         store = store_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
             self._root
         )
-        if self._newest is not None and self._stores:
+        if self._newest is not None:
             await self._copy(node, store)
         self._stores[node] = store
 
@@ -84,8 +97,32 @@ class WeightStores:
         what = f"weight version {self._newest.version} to be copied to node {node} (trainer.deadlines.weights_s)"
         await within(store.copy.remote(source, self._newest), self._deadline_s, what)
 
-    def forget_lost_nodes(self) -> list[str]:
-        """Let go of the stores whose node has left the cluster; returns those nodes."""
+    async def settle(self) -> list[str]:
+        """Wait until each store answers, or its node has left the cluster; lets go of the latter, and returns them.
+
+        Ray restarts a store that has died, and takes up to half a minute to find that a node has.
+        """
+        lost: list[str] = []
+
+        async def settled() -> None:
+            while True:
+                lost.extend(self._forget_lost_nodes())
+                if all(await asyncio.gather(*map(_answers, self._stores.values()))):
+                    return
+                await asyncio.sleep(LOOK_S)
+
+        await within(settled(), self._deadline_s, "the weight stores to answer (trainer.deadlines.weights_s)")
+        return lost
+
+    def check_any_left(self) -> None:
+        """Raise StoreLost when every node that had a store has left the cluster."""
+        if not self._stores:
+            raise StoreLost(
+                "no weight store is left: every node that had one has left the cluster, and the weights that the "
+                "rollouts run went with them; the same command goes on after the last committed checkpoint"
+            )
+
+    def _forget_lost_nodes(self) -> list[str]:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         lost = [node for node in self._stores if node not in alive]
         for node in lost:
@@ -97,3 +134,12 @@ class WeightStores:
         closing = asyncio.gather(*(store.close.remote() for store in self._stores.values()))
         with contextlib.suppress(*GONE):  # its node is gone, and the memory with it
             await within(closing, self._deadline_s, "the weight stores to close (trainer.deadlines.weights_s)")
+
+
+async def _answers(store: Any) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await store.__ray_ready__.remote()
+    except (ray.exceptions.RayError, TimeoutError):  # dead, being restarted, or with nowhere to be restarted
+        return False
+    return True

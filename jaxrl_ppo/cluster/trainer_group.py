@@ -93,7 +93,7 @@ class TrainerGroup(ModelGroup):
             except StoreLost:
                 if attempt == STAGE_ATTEMPTS:
                     raise
-                lost = self.stores.forget_lost_nodes()
+                lost = await self.stores.settle()
                 where = f"with its node {', '.join(lost)}" if lost else "and is restarted"
                 self.on_fault("store_lost", f"a weight store died, {where}: the weights are staged again")
                 continue
@@ -104,6 +104,7 @@ class TrainerGroup(ModelGroup):
 
     async def _stage_weights(self) -> tuple[WeightManifest, bool]:
         megabytes = self.config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
+        self.stores.check_any_left()
         stores = self.stores.by_node
         version = (await self.workers.all("stage_weights", "weights_s", list(stores.values()), megabytes << 20))[0]
         # Taken now, so that a replica can be checked at any time, the trainer busy with the next version or not.
