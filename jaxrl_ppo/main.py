@@ -211,28 +211,34 @@ def check_devices(config: Config) -> None:
     check_local_devices(needs, keys, jax_kinds={trainer.device})
 
 
+def going_on(config: Config) -> str:
+    """What the same command will do, in words, by what the run folder holds."""
+    from jaxrl_ppo.pipeline.checkpoints import Checkpoints
+
+    folder = Path(config.trainer.default_local_dir)
+    step = Checkpoints(folder, keep=None).newest() if folder.is_dir() else None
+    if step is None or config.trainer.resume_mode == "disable":
+        return f"the same command starts again at step 1: there is no checkpoint to go on from in {folder}"
+    return f"the same command goes on after step {step} ({folder})"
+
+
 def run_ppo(config: Config) -> None:
     """Run a checked configuration to its end on a Ray cluster, started here or joined.
 
     Exits 1 when the run fails, 143 when SIGTERM ended it early, 130 after Ctrl-C.
     """
     from jaxrl_ppo.cluster import launch  # Ray takes a second to import; a dry run does without
-    from jaxrl_ppo.pipeline.checkpoints import Checkpoints
 
     try:
         launch.run_ppo(config)
     except launch.RunFailed as error:
-        folder = Path(config.trainer.default_local_dir)
-        where = f"\nwhat the run had written (metrics, samples, checkpoints): {folder}" if folder.exists() else ""
-        sys.exit(f"{error}{where}")
+        sys.exit(f"{error}\nonce that is mended, {going_on(config)}")
     except launch.RunStopped as stopped:
         if str(stopped):
             print(stopped)
         sys.exit(TERMINATED)
     except KeyboardInterrupt:
-        step = Checkpoints(Path(config.trainer.default_local_dir), keep=None).newest()
-        goes_on = "starts again: nothing is saved yet" if step is None else f"goes on after step {step}"
-        print(f"stopped; the same command {goes_on} ({config.trainer.default_local_dir})")
+        print(f"stopped; {going_on(config)}")
         sys.exit(INTERRUPTED)
 
 

@@ -4,6 +4,7 @@
 # Add your model and data: examples/recipes/rloo.sh --config-name quickstart
 exec python -m jaxrl_ppo.main \
   algorithm.adv_estimator=rloo \
+  actor_rollout_ref.rollout.n=8 \
   algorithm.use_kl_in_reward=True \
   algorithm.kl_penalty=kl \
   algorithm.kl_ctrl.kl_coef=0.001 \

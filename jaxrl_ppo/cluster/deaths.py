@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ray
 
+from jaxrl_ppo.rollout.errors import told
+
 # OutOfMemoryError is what callers get when Ray's memory monitor kills a process to save its node.
 GONE = (
     ray.exceptions.RayActorError,
@@ -15,5 +17,5 @@ GONE = (
 
 def cause_of(error: BaseException) -> str:
     """The first line of `error`; what follows it are tables and identifiers for Ray's own log."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in told(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

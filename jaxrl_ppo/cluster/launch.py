@@ -108,9 +108,7 @@ def run_ppo(config: Config) -> None:
     except ray.exceptions.RayTaskError as error:
         raise RunFailed(describe(error)) from error
     except GONE as error:
-        raise RunFailed(
-            f"the task runner died ({cause_of(error)}); the same command goes on after the last checkpoint"
-        ) from error
+        raise RunFailed(f"the task runner died: {cause_of(error)}") from error
     finally:
         ray.shutdown()
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,10 +30,15 @@ async def run_lock(folder: Path, wait_s: float = WAIT_S) -> AsyncIterator[None]:
         for attempt in range(int(wait_s) + 1):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
                 break
             except BlockingIOError:
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
                 if attempt == 0:
-                    logger.warning("waiting for another run to let go of %s", folder)
+                    logger.warning(
+                        "another run (%s) works in %s: waiting for its end, %g s at most", holder, folder, wait_s
+                    )
                 await asyncio.sleep(1)
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -41,8 +47,8 @@ async def run_lock(folder: Path, wait_s: float = WAIT_S) -> AsyncIterator[None]:
                 break
         else:
             raise CheckpointError(
-                f"trainer.default_local_dir={folder} is in use by another run that still lives: stop that one, or give "
-                "this one a folder of its own"
+                f"trainer.default_local_dir={folder} is in use by another run that still lives ({holder}): stop that "
+                "one, or give this one a folder of its own"
             )
         yield
     finally:

@@ -119,7 +119,7 @@ class WeightStores:
         if not self._stores:
             raise StoreLost(
                 "no weight store is left: every node that had one has left the cluster, and the weights that the "
-                "rollouts run went with them; the same command goes on after the last committed checkpoint"
+                "rollouts run went with them"
             )
 
     def _forget_lost_nodes(self) -> list[str]:

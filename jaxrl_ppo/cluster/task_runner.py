@@ -178,7 +178,9 @@ class TaskRunner:
         if sizes.takes_turns(config) and (rollout.name, rollout.device) == ("vllm", "cpu"):
             self._tell(("note", "vLLM's build for CPUs frees nothing while it sleeps: its memory stays its own"))
         if step >= total_steps:
-            self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}"))
+            more = "trainer.total_training_steps" if config.trainer.total_training_steps else "trainer.total_epochs"
+            self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}. Raise {more} to train "
+                        "on, or give another trainer.default_local_dir for a new run"))  # fmt: skip
             return
         made_of = await asyncio.to_thread(identity, folder, tokenizer)
         if controller:  # before anything is started: a checkpoint of another model or of other data is refused

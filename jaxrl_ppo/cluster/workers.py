@@ -70,7 +70,4 @@ class Workers:
                 raise error.cause from error
             raise
         except GONE as error:
-            raise TrainerDied(
-                f"a process of the {self.pool} died during {method}; start the same command again to go on after the "
-                f"last committed checkpoint. Cause: {cause_of(error)}"
-            ) from error
+            raise TrainerDied(f"a process of the {self.pool} died during {method}: {cause_of(error)}") from error

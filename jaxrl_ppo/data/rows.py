@@ -255,12 +255,17 @@ def _json_lines(path: Path, data: Any) -> tuple[Callable[[int], Row], np.ndarray
         try:
             value = json.loads(data[starts[index] : ends[index]])
         except ValueError as error:
-            raise DataError(f"{where}: not valid JSON: {error}") from error
+            raise DataError(f"{where}: not valid JSON: {_fault(error)}") from error
         if not isinstance(value, dict):
             raise DataError(f"{where}: a {type(value).__name__}, not an object with columns")
         return value
 
     return row, lines
+
+
+def _fault(error: ValueError) -> str:
+    """What is wrong with one line; the error's own text counts lines within it."""
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _line_index(data: Any, chunk: int = 1 << 24) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -73,7 +73,7 @@ def disk(folder: Path, free: int, parameters: int | None, kept: int = 3) -> Find
     """Room for `kept` checkpoints and the one being written, in the run folder."""
     needed = LEAST_DISK if parameters is None else parameters * CHECKPOINT_PER_PARAMETER * (kept + 1)
     what = "a run with some checkpoints" if parameters is None else f"{kept} checkpoints and one being written"
-    text = f"{gib(free)} of disk are free at {folder}, {what} want about {gib(needed)}"
+    text = f"{gib(free)} of disk are free at {folder}, about {gib(needed)} needed for {what}"
     if not os.access(existing(folder), os.W_OK):
         return problem(f"{folder} cannot be written", "set trainer.default_local_dir to a folder of yours")
     remedy = "free some, set trainer.default_local_dir elsewhere, or trainer.max_actor_ckpt_to_keep lower"

@@ -50,7 +50,9 @@ class RunObserver:
         root = Path(settings.default_local_dir)
         self._settings, self._decode, self._tell = settings, decode, tell
         self.folder = RunFolder(root)
-        self.folder.start(config_yaml=config_yaml, resume_step=resume_step)
+        previous = self.folder.start(config_yaml=config_yaml, resume_step=resume_step)
+        if previous is not None:
+            tell(("note", f"no checkpoint to go on from: step 1 is next; what an older run wrote is in {previous}"))
         self._timeline = Timeline(root / "timeline.json", resume_step=resume_step)
         self._faults: collections.Counter[str] = collections.Counter()
         self._writer = SampleWriter(root / "samples", decode)

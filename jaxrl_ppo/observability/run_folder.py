@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,27 @@ class RunFolder:
         self.samples = self.path / "samples"
         self._last_step: int | None = None
 
-    def start(self, *, config_yaml: str, resume_step: int | None) -> None:
+    def start(self, *, config_yaml: str, resume_step: int | None) -> Path | None:
         """Make the folder ready for a run whose next step is `resume_step` + 1.
 
         With a step, whatever a killed process wrote about later steps is dropped, so that no step appears twice. With
-        None the run starts from nothing: an older run's files move to `previous/` (one generation is kept).
+        None the run starts from nothing: an older run's files move to `previous-1/`, `previous-2/` and so on.
 
-        Raises OSError naming the folder when it cannot be made or written.
+        Returns the folder that they moved to, if there were any. Raises OSError naming the folder when it cannot be
+        made or written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"trainer.default_local_dir={self.path}: cannot be made ({error.strerror})") from error
+        previous = None
         if resume_step is None:
-            self._set_aside()
+            previous = self._set_aside()
         else:
             self._drop_after(resume_step)
         self.samples.mkdir(exist_ok=True)
         write_atomically(self.config, config_yaml)
+        return previous
 
     def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add one step's metrics; a step that is already there is merged with them, the newer value winning.
@@ -67,16 +70,17 @@ class RunFolder:
             write_atomically(self.metrics, "".join(map(json_line, rows)))
         self._last_step = rows[-1]["step"] if rows else None
 
-    def _set_aside(self) -> None:
+    def _set_aside(self) -> Path | None:
         old = [path for path in (self.config, self.metrics, self.timeline, self.samples) if path.exists()]
         old += self.path.glob("timeline-*.json")
         if not any(path.exists() for path in (self.metrics, self.timeline)):
-            return
-        previous = self.path / PREVIOUS
-        shutil.rmtree(previous, ignore_errors=True)
+            return None
+        number = next(n for n in itertools.count(1) if not (self.path / f"{PREVIOUS}-{n}").exists())
+        previous = self.path / f"{PREVIOUS}-{number}"
         previous.mkdir()
         for path in old:
             path.rename(previous / path.name)
+        return previous
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

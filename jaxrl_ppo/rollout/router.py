@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_ppo.rollout.deadline import within
 from jaxrl_ppo.rollout.dispatch import Dispatcher
 from jaxrl_ppo.rollout.engine import Completion, Request, RolloutEngine
-from jaxrl_ppo.rollout.errors import RequestError, RolloutError
+from jaxrl_ppo.rollout.errors import RequestError, RolloutError, told
 from jaxrl_ppo.weights.manifest import WeightError, WeightManifest
 
 if TYPE_CHECKING:
@@ -347,5 +347,5 @@ def describe(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         error = cause
-    text = textwrap.shorten(str(error), DESCRIBED_CHARACTERS, placeholder=" ...")
+    text = textwrap.shorten(told(error), DESCRIBED_CHARACTERS, placeholder=" ...")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -18,6 +18,7 @@ from jaxrl_ppo.schema.keys import KEY, KeyInfo
 MISSING = "???"  # what OmegaConf writes for a value that must be given
 # What people call a choice that has another name here.
 OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "amd": "rocm", "ascend": "npu"}
+OTHER_KEYS = {"learning_rate": "lr"}  # the same of keys
 
 
 class _WrongType(Exception):
@@ -100,7 +101,10 @@ def _suggest(path: str) -> str:
     siblings = {full.removeprefix(parent + ".").split(".")[0] for full in paths if full.startswith(parent + ".")}
     close = [full for full in every if full.rpartition(".")[2] == name][:4]
     if not close:
-        near = difflib.get_close_matches(name, siblings if parent else {full.split(".")[0] for full in paths}, n=1)
+        names = sorted(siblings if parent else {full.split(".")[0] for full in paths})
+        words = set(name.split("_"))
+        longer = [other for other in names if words < set(other.split("_"))]  # total_steps: total_training_steps
+        near = longer if len(longer) == 1 else difflib.get_close_matches(OTHER_KEYS.get(name, name), names, n=1)
         close = [f"{parent}.{near[0]}" if parent else near[0]] if near else []
     close = close or difflib.get_close_matches(path, every, n=1, cutoff=0.75)
     return f" Did you mean {' or '.join(close)}?" if close else ""

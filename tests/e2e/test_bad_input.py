@@ -63,7 +63,7 @@ def test_a_reward_function_that_always_fails_stops_the_run_and_is_named(command)
     assert "fails.py" in output
     assert "line 2" in output
     assert "reward.max_failure_rate" in output
-    assert f"what the run had written (metrics, samples, checkpoints): {command.folder}" in output
+    assert "the same command starts again at step 1: there is no checkpoint to go on from" in output
 
 
 def test_a_reward_that_fails_now_and_then_costs_its_samples_only(command):

@@ -64,10 +64,11 @@ def test_a_run_from_nothing_sets_the_old_one_aside(tmp_path):
     (tmp_path / "global_step_1").mkdir()
     new = started(tmp_path)
     assert read_metrics(tmp_path) == []
-    assert read_metrics(tmp_path / "previous") == [{"step": 1, "loss": 1.0}]
+    assert read_metrics(tmp_path / "previous-1") == [{"step": 1, "loss": 1.0}]
     new.write_metrics(1, {"loss": 2.0})
     started(tmp_path)
-    assert read_metrics(tmp_path / "previous") == [{"step": 1, "loss": 2.0}]
+    assert read_metrics(tmp_path / "previous-1") == [{"step": 1, "loss": 1.0}]
+    assert read_metrics(tmp_path / "previous-2") == [{"step": 1, "loss": 2.0}]
     assert (tmp_path / "global_step_1").is_dir()
 
 

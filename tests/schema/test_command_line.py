@@ -20,7 +20,7 @@ from jaxrl_ppo.schema.overrides import given_keys, normalise
 # A verl recipe, argument for argument; {model}, {train} and {val} stand for local paths.
 RECIPE = """
 algorithm.adv_estimator=grpo data.train_files={train} data.val_files={val} data.train_batch_size=1024
-data.max_prompt_length=412 data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error
+data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error
 actor_rollout_ref.model.path={model} actor_rollout_ref.actor.optim.lr=1e-6
 actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=80 actor_rollout_ref.actor.use_kl_loss=True

@@ -41,8 +41,8 @@ function drawOverview() {
   row("faults", (run) => (run.spans.marks.length ? String(run.spans.marks.length) : "–"));
   const faults = runs.filter((run) => run.spans.marks.length).map((run) => element("details", { class: "card wide" },
     element("summary", {}, `faults of ${run.name}`), element("table", {}, element("tbody", {}, ...run.spans.marks.map((mark) => element("tr", {},
-      element("td", {}, mark.step === null ? "" : `step ${mark.step}`), element("td", {}, mark.name),
-      element("td", {}, Object.entries(mark.args).map(([key, value]) => `${key}: ${value}`).join(", "))))))));
+      element("td", {}, mark.step === null ? `after ${seconds(mark.at / 1e3)}` : `step ${mark.step}`), element("td", {}, mark.name),
+      element("td", {}, Object.entries(mark.args).map(([key, value]) => (key === "message" ? value : `${key}: ${value}`)).join(", "))))))));
   return [element("div", { class: "card wide" }, element("table", { class: "headlines" }, element("thead", {}, head), element("tbody", {}, ...body)),
     element("p", { class: "faint" }, "first → last value of the run")), ...faults];
 }

@@ -61,7 +61,7 @@ function phaseBars(run, redraw) {
     svg.append(group);
   }
   const used = Object.keys(PHASES).filter((name) => phases.some(([phase, values]) => phase === name && values.some((value) => value)));
-  return element("div", { class: "card wide" }, element("h3", {}, "Seconds of each phase, by step (left bar: generation; right bar: the rest; line: the whole step)"), svg,
+  return element("div", { class: "card wide" }, element("h3", {}, "Seconds of each phase, by step (left bar: generation; right bar: the rest; line: the whole step; what runs beside something else is in both)"), svg,
     legend(used.map((name) => [name, phasePaint(name)])));
 }
 
@@ -122,7 +122,7 @@ function timeline(run, redraw) {
   const spanInput = element("input", { type: "number", min: 1, max: 40, value: time.span,
     onchange: (event) => { time.span = Math.min(40, Math.max(1, Number(event.target.value) || 1)); redraw(false); } });
   return element("div", { class: "card wide" },
-    element("h3", {}, "Timeline (numbers: the batch a phase works on)"),
+    element("h3", {}, "Timeline (numbers: the batch a phase works on; red lines: faults)"),
     element("div", { class: "controls" }, element("label", {}, "from step", slider, String(time.timelineStep)), element("label", {}, "steps", spanInput),
       element("span", { class: "faint" }, `in this window: generation ${share(generating)}, training ${share(training)}, both at once ${share(common(generating, training))} of the time`)),
     svg);
