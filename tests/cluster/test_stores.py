@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 from jaxrl_ppo.cluster.deaths import GONE
 from jaxrl_ppo.cluster.stores import StoreLost, WeightStores
@@ -16,7 +17,7 @@ from jaxrl_ppo.cluster.stores import StoreLost, WeightStores
 TENSORS = {"a": np.arange(6, dtype=np.float32)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def node():
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield ray.get_runtime_context().get_node_id()
@@ -62,3 +63,30 @@ async def test_a_store_that_dies_is_told_of_and_loses_no_committed_version(node,
     assert third.folder != first.folder
     await stores.close()
     assert not os.path.exists(os.path.dirname(third.folder))
+
+
+@pytest.fixture
+def two_nodes():
+    """A cluster with a node beside its head."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    other = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    yield cluster, other
+    ray.shutdown()
+    cluster.shutdown()
+
+
+async def test_a_store_whose_node_leaves_is_let_go_of(two_nodes, tmp_path):
+    cluster, other = two_nodes
+    stores = WeightStores(str(tmp_path), 60)
+    await stores.add(other.node_id)
+    (store,) = stores.by_node.values()
+    ray.get([store.begin.remote(1), store.put.remote(1, TENSORS)])
+    await stores.commit(1, stores.by_node)
+    assert await stores.settle() == []
+    cluster.remove_node(other, allow_graceful=False)
+    assert await stores.settle() == [other.node_id]
+    assert stores.by_node == {}
+    with pytest.raises(StoreLost, match="every node that had one has left the cluster"):
+        await stores.add(ray.get_runtime_context().get_node_id())
