@@ -77,6 +77,12 @@ def two_nodes():
     cluster.shutdown()
 
 
+def ask_until_gone(store):
+    """Its process ends a little after its node."""
+    while True:
+        ray.get(store.begin.remote(2))
+
+
 async def test_a_store_whose_node_leaves_is_let_go_of(two_nodes, tmp_path):
     cluster, other = two_nodes
     stores = WeightStores(str(tmp_path), 60)
@@ -86,6 +92,8 @@ async def test_a_store_whose_node_leaves_is_let_go_of(two_nodes, tmp_path):
     await stores.commit(1, stores.by_node)
     assert await stores.settle() == []
     cluster.remove_node(other, allow_graceful=False)
+    with pytest.raises(GONE):
+        ask_until_gone(store)
     assert await stores.settle() == [other.node_id]
     assert stores.by_node == {}
     with pytest.raises(StoreLost, match="every node that had one has left the cluster"):
