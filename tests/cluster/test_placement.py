@@ -109,3 +109,13 @@ def test_replicas_that_take_turns_go_where_the_trainers_are_and_claim_nothing(no
 def test_an_error_says_which_pool_lacks_what(nodes, settings, told):
     with pytest.raises(PlacementError, match=told):
         pools_of(make_config(**settings)).check(ray.nodes())
+
+
+def test_what_any_cpu_will_do_for_takes_no_place_beside_the_gpus():
+    config = make_config()
+    config.trainer.device, config.trainer.nnodes, config.trainer.n_gpus_per_node = "cpu", 1, 1
+    config.trainer.node_resource = None
+    both, bare = ({"Alive": True, "Resources": {"CPU": 2.0, **gpus}} for gpus in ({"GPU": 2.0}, {}))
+    pools_of(config).check([both, bare])
+    with pytest.raises(PlacementError, match="pool 'trainer_pool' lacks CPU"):
+        pools_of(config).check([both])
