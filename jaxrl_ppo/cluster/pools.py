@@ -68,7 +68,7 @@ class ResourcePoolManager:
 
     @property
     def claiming(self) -> list[PoolSpec]:
-        """The pools that have devices of their own; those that any CPU will do for come last, and take nobody's place."""
+        """The pools with devices of their own; those that any CPU will do for come last, and take nobody's place."""
         own = [pool for pool in self.pools.values() if pool.within is None]
         return sorted(own, key=lambda pool: pool.bundle().keys() == {"CPU"})
 
