@@ -1,6 +1,6 @@
 """What overlapping generation and training saves: the quickstart's steps in every mode, on the same two cores.
 
-    python benchmarks/overlap.py [--steps 6] [--seeds 1] [--modes sync …] [key=value …]
+    python benchmarks/overlap.py [--modes sync …] [--steps 6] [--seeds 1] [key=value …]
 
 Trainer and rollout are pinned to a core each, or, in turns, to both. Prints, per mode, as mean and standard deviation
 over the seeds, the medians over the steps after the first two of generation, training and step time, and the accuracy
