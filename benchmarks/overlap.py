@@ -12,6 +12,7 @@ how long the generation of batch t+1 ran during the training of batch t, from th
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
@@ -59,7 +60,8 @@ def measure(mode: str, steps: int, seed: int, overrides: Sequence[str]) -> dict[
         overlap = generation_overlap(read_spans(Path(folder, "run", "timeline.json")))
     accuracy = next(value for name, value in rows[-1].items() if name.startswith("val-core/"))
     rows = [row for row in rows if row["step"] > WARM_UP][:-1]  # the last one validates
-    generation = statistics.median(row["timing_s/gen"] for row in rows)
+    # Asynchronous rollouts generate all the time, and `gen` is then what a step had to wait for.
+    generation = math.nan if mode == "async" else statistics.median(row["timing_s/gen"] for row in rows)
     training = statistics.median(sum(row.get(f"timing_s/{name}", 0.0) for name in TRAINING) for row in rows)
     step = statistics.median(row["timing_s/step"] for row in rows)
     return {
@@ -67,7 +69,7 @@ def measure(mode: str, steps: int, seed: int, overrides: Sequence[str]) -> dict[
         "training": training,
         "step": step,
         "hidden": (generation + training - step) / min(generation, training),
-        "step / longer": step / max(generation, training),
+        "step / longer": step / max(training, generation),  # NaN is not larger
         "overlap": statistics.median(overlap[row["step"]] for row in rows),
         "staleness": max(row["training/staleness"] for row in rows),
         "accuracy": accuracy,
