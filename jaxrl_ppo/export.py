@@ -56,7 +56,8 @@ def export(checkpoint: Path, out: Path, *, model: str | None = None, dtype: str 
 
     if not (checkpoint / MARKER).is_file():
         fault = f"is no committed checkpoint (no {MARKER} in it)" if checkpoint.exists() else "does not exist"
-        others = sorted(marker.parent.name for marker in checkpoint.parent.glob(f"*/{MARKER}"))
+        run = checkpoint if any(checkpoint.glob(f"*/{MARKER}")) else checkpoint.parent
+        others = sorted(marker.parent.name for marker in run.glob(f"*/{MARKER}"))
         raise ExportError(f"{checkpoint} {fault}; committed there: {', '.join(others) or 'none'}")
     if out.exists():
         raise ExportError(f"{out} exists already")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib
 import os
 import re
@@ -73,6 +74,7 @@ def main() -> None:
     """The command. Exits 0 after a run or a dry run, 2 on a configuration that cannot be run, else 1."""
     Plugins.instance().register(PackagedConfigs)
     sys.argv[1:] = normalise(sys.argv[1:], CONFIG_FOLDER)
+    check_config_name(sys.argv[1:])
     composed = False
 
     def job(configuration: DictConfig) -> None:
@@ -86,6 +88,19 @@ def main() -> None:
         if stop.code == 1 and not composed:  # Hydra could not make a configuration of the command line
             sys.exit(BAD_CONFIGURATION)
         raise
+
+
+def check_config_name(arguments: Sequence[str]) -> None:
+    """Exit 2, naming those that there are, for a configuration that is none; folders of a user's own are Hydra's."""
+    given = dict(text.split("=", 1) for text in arguments if text.startswith("--config-") and "=" in text)
+    name = given.get("--config-name", "").removesuffix(".yaml")
+    if not name or given.keys() != {"--config-name"} or (CONFIG_FOLDER / f"{name}.yaml").is_file():
+        return
+    names = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))
+    near = difflib.get_close_matches(name, names, n=1)
+    meant, there = f" Did you mean {near[0]}?" if near else "", ", ".join(names)
+    print(f"--config-name={name}: there is no such configuration; there are {there}.{meant}", file=sys.stderr)
+    sys.exit(BAD_CONFIGURATION)
 
 
 def check_and_run(composed: DictConfig) -> None:

@@ -251,3 +251,11 @@ def test_a_dry_run_finds_a_task_that_nothing_scores(needed: list[str], tmp_path:
     result = run(*needed, f"data.val_files={tmp_path / 'rows.jsonl'}", "trainer.dry_run=true")
     assert result.returncode == 2
     assert "reward: no scorer for data_source 'riddles'" in result.stderr
+
+
+def test_a_misspelt_configuration_is_told_with_those_that_there_are() -> None:
+    result = run("--config-name", "quickstrat")
+    assert result.returncode == 2
+    assert "there are async_ppo_trainer, one_step_off_ppo_trainer, ppo_trainer, quickstart" in result.stderr
+    assert "Did you mean quickstart?" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
