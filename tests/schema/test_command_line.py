@@ -77,7 +77,7 @@ def test_bad_configuration_exits_2_without_a_traceback(needed: list[str]) -> Non
     ("argument", "words"),
     [
         ("trainer.logger=[console", "no viable alternative"),
-        ("--config-name=nowhere", "Cannot find primary config 'nowhere'"),
+        ("--config-name=nowhere", "--config-name=nowhere: there is no such configuration"),
         ("data.seed=${no.such.key}", "data.seed: Interpolation key 'no.such.key' not found"),
     ],
 )
