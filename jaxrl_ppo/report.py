@@ -8,28 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_ppo.observability.files import write_atomically
-from jaxrl_ppo.observability.report.collect import ReportError, collect_run
+from jaxrl_ppo.observability.report.collect import ReportError, RunData, collect_run
 from jaxrl_ppo.observability.report.page import render
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 where a folder holds no readable run."""
+    """Returns the exit status: 0, or 1 where none of the folders holds a readable run; those that do not are named."""
     parser = argparse.ArgumentParser(prog="python -m jaxrl_ppo.report", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder (trainer.default_local_dir)")
-    parser.add_argument("-o", "--output", type=Path, help="the file to write; default: report.html in the first folder")
+    parser.add_argument("-o", "--output", type=Path, help="the file to write; default: report.html in the first run's folder")
     parser.add_argument(
         "--megabytes", type=int, default=48, help="most that sample texts may take (default %(default)s)"
     )
     options = parser.parse_args(arguments)
     folders = [Path(folder) for folder in options.runs]
-    try:
-        budget = options.megabytes * 1_000_000 // len(folders)
-        runs = [collect_run(folder, name, sample_bytes=budget) for folder, name in zip(folders, _names(folders))]
-    except ReportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    output = options.output or folders[0] / "report.html"
-    write_atomically(output, render(runs, ", ".join(_names(folders))))
+    budget = options.megabytes * 1_000_000 // len(folders)
+    runs: dict[Path, RunData] = {}
+    faults: list[ReportError] = []
+    for folder, name in zip(folders, _names(folders)):
+        try:
+            runs[folder] = collect_run(folder, name, sample_bytes=budget)
+        except ReportError as error:
+            faults.append(error)
+    for fault in faults:
+        print(f"warning: left out: {fault}" if runs else f"error: {fault}", file=sys.stderr)
+    if not runs:
+        return 1
+    output = options.output or next(iter(runs)) / "report.html"
+    write_atomically(output, render(list(runs.values()), ", ".join(run.summary["name"] for run in runs.values())))
     print(f"{output}: {len(runs)} run(s), {output.stat().st_size / 1e6:.1f} MB")
     return 0
 

@@ -142,9 +142,20 @@ def test_runs_side_by_side_are_told_apart_by_their_paths(run, tmp_path):
     assert "chunk-0-3" in page.scripts
 
 
-def test_a_folder_without_a_run_and_a_broken_file_are_named(run, tmp_path, capsys):
-    assert main([str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: no run here (no metrics.jsonl)" in capsys.readouterr().err
-    (run / "samples" / "rollout_000001.jsonl").write_text("{}\n{}\n")
-    assert main([str(run)]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+def test_folders_without_a_readable_run_are_left_out_and_named(run, tmp_path, capsys):
+    empty, other = tmp_path / "nowhere", tmp_path / "broken"
+    RunFolder(other).start(config_yaml="", resume_step=None)
+    RunFolder(other).write_metrics(1, {"critic/score/mean": 1.0})
+    (other / "samples" / "rollout_000001.jsonl").write_text("{}\n{}\n")
+    report(empty, run, other)
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{run}/report.html: 1 run(s)")
+    first, second = told.err.splitlines()
+    assert first.startswith(f"warning: left out: {empty}: no run here (no metrics.jsonl)")
+    assert second.startswith(f"warning: left out: {other}: a file of the run cannot be read")
+    _, data = read(run / "report.html")
+    assert [one["name"] for one in data] == ["run"]
+    assert main([str(empty), str(other)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [line.split(":")[0] for line in told.err.splitlines()] == ["error", "error"]
