@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 where none of the folders holds a readable run; those that do not are named."""
     parser = argparse.ArgumentParser(prog="python -m jaxrl_ppo.report", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder (trainer.default_local_dir)")
-    parser.add_argument("-o", "--output", type=Path, help="the file to write; default: report.html in the first run's folder")
+    parser.add_argument("-o", "--output", type=Path, help="the file to write; default: report.html in the first run")
     parser.add_argument(
         "--megabytes", type=int, default=48, help="most that sample texts may take (default %(default)s)"
     )
