@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import difflib
 import importlib
@@ -242,11 +243,17 @@ def run_ppo(config: Config) -> None:
 
     Exits 1 when the run fails, 143 when SIGTERM ended it early, 130 after Ctrl-C.
     """
-    from jaxrl_ppo.cluster import launch  # Ray takes a second to import; a dry run does without
+    from jaxrl_ppo.cluster import before_ray, launch  # Ray takes a second to import; a dry run does without
+    from jaxrl_ppo.pipeline.checkpoints import CheckpointError
 
     try:
-        launch.run_ppo(config)
-    except launch.RunFailed as error:
+        # A cluster that is joined may have the folder elsewhere.
+        told = None if joins_cluster(config) else asyncio.run(before_ray.look_at_run_folder(config))
+        if told:
+            print(told)
+        else:
+            launch.run_ppo(config)
+    except (launch.RunFailed, CheckpointError) as error:
         sys.exit(f"{error}\nonce that is mended, {going_on(config)}")
     except launch.RunStopped as stopped:
         if str(stopped):

@@ -16,6 +16,7 @@ from jaxrl_ppo.pipeline.checkpoints import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+LOCK = ".lock"
 WAIT_S = 60.0  # for what is left of a run that was just killed
 
 
@@ -25,7 +26,7 @@ async def run_lock(folder: Path, wait_s: float = WAIT_S) -> AsyncIterator[None]:
 
     Raises CheckpointError when another run still has it after `wait_s`: two would overwrite one another's checkpoints.
     """
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         for attempt in range(int(wait_s) + 1):
             try:

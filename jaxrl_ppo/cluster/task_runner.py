@@ -30,7 +30,7 @@ from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import asynchronous, one_step_off, sync
 from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms
-from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
+from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints, nothing_to_do
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
 from jaxrl_ppo.rewards.model import RewardModel, SequenceMaker
@@ -177,10 +177,8 @@ class TaskRunner:
         self._tell(("start", {"total_steps": total_steps, "start_step": step}))
         if sizes.takes_turns(config) and (rollout.name, rollout.device) == ("vllm", "cpu"):
             self._tell(("note", "vLLM's build for CPUs frees nothing while it sleeps: its memory stays its own"))
-        if step >= total_steps:
-            more = "trainer.total_training_steps" if config.trainer.total_training_steps else "trainer.total_epochs"
-            self._tell(("note", f"nothing to do: {resumed} holds step {step} of {total_steps}. Raise {more} to train "
-                        "on, or give another trainer.default_local_dir for a new run"))  # fmt: skip
+        if resumed and (told := nothing_to_do(config.trainer, resumed, step, total_steps)):
+            self._tell(("note", told))
             return
         made_of = await asyncio.to_thread(identity, folder, tokenizer)
         if controller:  # before anything is started: a checkpoint of another model or of other data is refused

@@ -13,9 +13,12 @@ import pickle
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_ppo.schema.faults import trimmed
+
+if TYPE_CHECKING:
+    from jaxrl_ppo.schema.config import TrainerConfig
 
 MARKER = "COMMITTED"
 CRITIC = "critic"  # folder of the critic's state in a checkpoint
@@ -130,6 +133,11 @@ class Checkpoints:
         return leftovers
 
     @staticmethod
+    def step_of(folder: Path) -> int:
+        """The step of a committed checkpoint, whatever its folder is called."""
+        return int((folder / MARKER).read_text())
+
+    @staticmethod
     def load(folder: Path) -> dict[str, Any]:
         """The controller's part of a committed checkpoint. Raises CheckpointError when there is none."""
         if not (folder / MARKER).is_file():
@@ -160,3 +168,14 @@ class Checkpoints:
             return folder
         step = self.newest()
         return None if step is None else self.folder(step)
+
+
+def nothing_to_do(trainer: TrainerConfig, resumed: Path, step: int, total_steps: int) -> str | None:
+    """What to tell where the checkpoint `resumed`, of `step`, is the run's last; None where steps are left."""
+    if step < total_steps:
+        return None
+    more = "trainer.total_training_steps" if trainer.total_training_steps else "trainer.total_epochs"
+    return (
+        f"nothing to do: {resumed} holds step {step} of {total_steps}. Raise {more} to train on, or give another "
+        "trainer.default_local_dir for a new run"
+    )

@@ -1,0 +1,45 @@
+"""What the driver looks at in the run folder before Ray starts: whether another run has it, whether the run is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxrl_ppo.cluster.run_lock import LOCK, WAIT_S, run_lock
+from jaxrl_ppo.data.columns import OPTIONAL_COLUMNS, RowReader
+from jaxrl_ppo.data.rows import FileRows
+from jaxrl_ppo.pipeline.checkpoints import Checkpoints, nothing_to_do
+from jaxrl_ppo.schema.config import Config
+from jaxrl_ppo.schema.places import is_address
+from jaxrl_ppo.schema.preflight import files_of
+
+
+async def look_at_run_folder(config: Config, wait_s: float = WAIT_S) -> str | None:
+    """What to tell where there is nothing to do, else None. Nothing is kept: the run itself looks at both again.
+
+    Raises CheckpointError when another run has the folder after `wait_s`, or when what is to be resumed is not there.
+    """
+    root = Path(config.trainer.default_local_dir).absolute()
+    if (root / LOCK).exists():  # else no run has been here
+        async with run_lock(root, wait_s):
+            pass
+    resumed = Checkpoints(root, keep=None).to_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
+    steps = most_steps(config) if resumed else None
+    if resumed is None or steps is None:
+        return None
+    return nothing_to_do(config.trainer, resumed, Checkpoints.step_of(resumed), steps)
+
+
+def most_steps(config: Config) -> int | None:
+    """The steps of the whole run, fewer only where prompts will be left out; None where the run itself has to find out.
+
+    Raises DataError for a data file that cannot be read.
+    """
+    trainer, data, files = config.trainer, config.data, files_of(config.data.train_files)
+    if trainer.total_training_steps:
+        return trainer.total_training_steps
+    if data.custom_cls.path or data.sampler.class_path or any(map(is_address, files)):
+        return None
+    rows = len(FileRows(files, RowReader(data).columns, OPTIONAL_COLUMNS, "data.train_files"))
+    if 0 < data.train_max_samples < rows:
+        rows = data.train_max_samples
+    return rows // data.train_batch_size * trainer.total_epochs
