@@ -1,4 +1,4 @@
-"""What a start looks at beyond the configuration: rows of the data files; in a dry run users' code as well."""
+"""What a start looks at beyond the configuration: data rows, the run folder; in a dry run users' code as well."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from jaxrl_ppo.first_rows import TOOLS, is_faulty, look_at_rows
+from jaxrl_ppo.observability.run_folder import obstacle
 from jaxrl_ppo.rewards import RewardError, RewardManager
 from jaxrl_ppo.rollout.tools import configured_tools
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault, named
 from jaxrl_ppo.schema.rules_reward_model import judge_served
 from jaxrl_ppo.user_code import UserCodeError
+
+FOLDER = "trainer.default_local_dir"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,16 +27,21 @@ class Looked:
     notes: list[str]
 
 
-def look(config: Config, known: Sequence[Fault] = (), *, everything: bool = True, fetch: bool = False) -> Looked:
-    """Look at what `config` names. Without `everything` at the data alone, which is what a run's start does.
+def look(
+    config: Config, known: Sequence[Fault] = (), *, everything: bool = True, here: bool = True, fetch: bool = False
+) -> Looked:
+    """Look at what `config` names. Without `everything` not at users' code, which is what a run's start does.
 
-    `known` are faults of the configuration: what they are about is left out, and they are told with the others. `fetch`
-    is `look_at_rows`'s. The reward function is loaded in a process of its own, which ends again.
+    `known` are faults of the configuration: what they are about is left out, and they are told with the others. `here`
+    says that the run's folder will be on this machine. `fetch` is `look_at_rows`'s. The reward function is loaded in a
+    process of its own, which ends again.
 
     Raises ConfigError with every fault.
     """
     found = look_at_rows(config, known, fetch=fetch)
     lines, faults = found.lines, [*known, *found.faults]
+    if here and not is_faulty(known, FOLDER) and (why := obstacle(folder := config.trainer.default_local_dir)):
+        faults.append(Fault((FOLDER,), f"{FOLDER}={folder}: {why}."))
     if everything:
         more, further = _users_code(config, known, found.sources)
         lines, faults = lines + more, faults + further

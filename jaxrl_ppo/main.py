@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import difflib
 import importlib
 import os
@@ -136,8 +137,8 @@ def look_further(config: Config, known: Sequence[Fault] = ()) -> Looked:
     """
     from jaxrl_ppo.dry_run import look  # reads data with pyarrow; a configuration that Hydra refuses does without
 
-    dry = config.trainer.dry_run
-    return look(config, known, everything=dry, fetch=not dry and not joins_cluster(config))
+    dry, here = config.trainer.dry_run, not joins_cluster(config)
+    return look(config, known, everything=dry, here=here, fetch=not dry and here)
 
 
 def stop_at_once(*_: object) -> None:
@@ -154,9 +155,15 @@ def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
     """
     raw, faults = resolve(composed)
     checked = validate_config(raw, given, model_types=FAMILIES, copies=copied_keys(composed), known=faults)
-    if not joins_cluster(checked.config):
-        auto_set_device(checked.config)
-    return checked
+    if joins_cluster(checked.config):
+        return checked
+    trainer, was = checked.config.trainer, checked.config.trainer.device
+    auto_set_device(checked.config)
+    if (was, trainer.device) != ("auto", "cpu") or trainer.n_gpus_per_node == 1:
+        return checked
+    devices = sizes.trainer_devices(checked.config)
+    note = f"trainer.device=auto: {devices} virtual CPU devices: no accelerator was found here"
+    return dataclasses.replace(checked, notes=(*checked.notes, note))
 
 
 def resolve(composed: DictConfig) -> tuple[dict[str, Any], list[Fault]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import device
 from jaxrl_ppo.doctor.finding import Finding, note, ok, problem
+from jaxrl_ppo.observability.run_folder import obstacle
 
 GIB = 2**30
 LEAST_OPEN_FILES = 4096
@@ -74,8 +75,8 @@ def disk(folder: Path, free: int, parameters: int | None, kept: int = 3) -> Find
     needed = LEAST_DISK if parameters is None else parameters * CHECKPOINT_PER_PARAMETER * (kept + 1)
     what = "a run with some checkpoints" if parameters is None else f"{kept} checkpoints and one being written"
     text = f"{gib(free)} of disk are free at {folder}, about {gib(needed)} needed for {what}"
-    if not os.access(existing(folder), os.W_OK):
-        return problem(f"{folder} cannot be written", "set trainer.default_local_dir to a folder of yours")
+    if why := obstacle(folder):
+        return problem(f"{folder} {why}", "set trainer.default_local_dir to a folder of yours")
     remedy = "free some, set trainer.default_local_dir elsewhere, or trainer.max_actor_ckpt_to_keep lower"
     return ok(text) if free >= needed else problem(text, remedy)
 

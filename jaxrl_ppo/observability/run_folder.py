@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,14 @@ class RunFolder:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The metrics of the run in folder `path`, one dict a step, in order; [] when it has none yet."""
     return read_json_lines(RunFolder(path).metrics)
+
+
+def obstacle(path: str | Path) -> str | None:
+    """Why a run folder cannot be made at `path`, or cannot be written there; None where it can. Nothing is made."""
+    path = Path(path).absolute()
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        return f"cannot be made: {there} is in the way, and is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"cannot be {'written' if there == path else 'made'}: this user may not write to {there}"
+    return None

@@ -116,6 +116,8 @@ def test_room(tmp_path):
     assert machine.shared_memory(None, None).level == "note"
     assert machine.disk(tmp_path / "runs" / "a", 100 * GIB, 10**9).level == "ok"
     assert machine.disk(tmp_path / "runs" / "a", 40 * GIB, 10**9).level == "problem"
+    (tmp_path / "file").touch()
+    assert "is in the way" in machine.disk(tmp_path / "file" / "a", 100 * GIB, 10**9).what
     assert machine.open_files(1024).remedy == "ulimit -n 4096"
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1048576 kB\n")

@@ -10,7 +10,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from jaxrl_ppo.observability.run_folder import RunFolder, read_metrics
+from jaxrl_ppo.observability import run_folder as module
+from jaxrl_ppo.observability.run_folder import RunFolder, obstacle, read_metrics
 
 
 def started(path, resume_step=None):
@@ -76,6 +77,20 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"trainer\.default_local_dir=.*file"):
         started(tmp_path / "file" / "run")
+
+
+def test_what_is_in_a_folders_way_is_known_without_making_it(tmp_path, monkeypatch):
+    """By name where it is: above the folder, or in its place; a link that leads nowhere too."""
+    assert obstacle(tmp_path / "deep" / "run") is None
+    assert not (tmp_path / "deep").exists()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for place in ("file", "link"):
+        told = f"cannot be made: {tmp_path / place} is in the way, and is no folder"
+        assert obstacle(tmp_path / place) == obstacle(tmp_path / place / "run") == told
+    monkeypatch.setattr(module.os, "access", lambda place, how: False)  # root may write anywhere
+    assert obstacle(tmp_path) == f"cannot be written: this user may not write to {tmp_path}"
+    assert obstacle(tmp_path / "run") == f"cannot be made: this user may not write to {tmp_path}"
 
 
 def test_killed_writer_leaves_every_file_readable(tmp_path):

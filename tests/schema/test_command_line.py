@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from schema_cases import CONFIG_FOLDER, ROOT, compose_tree
 
+import device
 from jaxrl_ppo.main import read_config
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.faults import ConfigError
@@ -259,3 +261,26 @@ def test_a_misspelt_configuration_is_told_with_those_that_there_are() -> None:
     assert "there are async_ppo_trainer, one_step_off_ppo_trainer, ppo_trainer, quickstart" in result.stderr
     assert "Did you mean quickstart?" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dry", ["true", "false"])
+def test_a_run_folder_that_cannot_be_made_is_a_fault(needed: list[str], files: Path, dry: str) -> None:
+    folder = files / "reward.py" / "run"
+    result = run(*needed, f"trainer.default_local_dir={folder}", f"trainer.dry_run={dry}")
+    assert result.returncode == 2
+    told = f"trainer.default_local_dir={folder}: cannot be made: {files / 'reward.py'} is in the way, and is no folder."
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("here", "devices", "noted"), [("cpu", 4, True), ("cpu", 1, False), ("cuda", 4, False)])
+def test_devices_that_are_virtual_for_want_of_others_are_noted(
+    needed: list[str], monkeypatch: pytest.MonkeyPatch, here: str, devices: int, noted: bool
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(device, "choose", lambda machine: SimpleNamespace(kind=here))
+    checked = read_config(compose_tree([*needed, f"trainer.n_gpus_per_node={devices}"]), [])
+    note = f"trainer.device=auto: {devices} virtual CPU devices: no accelerator was found here"
+    assert (note in checked.notes) == noted
+    asked_for = read_config(compose_tree([*needed, "trainer.n_gpus_per_node=4", "trainer.device=cpu"]), [])
+    assert not any("virtual" in note for note in asked_for.notes)
