@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ ROLLOUT, VALIDATION = "rollout", "validation"
 SAMPLES_PER_STEP = 512
 DETAILED_PER_STEP = 64
 BYTES_IN_ALL = 1 << 30
+QUESTION_LENGTH = 200  # characters, for lists of samples
 VALIDATION_SEED = 42  # of the choice of generations shown to trackers: the same ones at every validation
 
 
@@ -75,6 +76,7 @@ class SampleWriter:
             "index": sample.index,
             "source": prompt.data_source,
             "prompt": self._decode(prompt.token_ids),
+            "question": question_of(prompt.messages),
             "response": self._decode(sample.response_ids.tolist()) if sample.text is None else sample.text,
             "ground_truth": prompt.ground_truth,
             "reward": sample.reward,
@@ -126,6 +128,15 @@ class SampleWriter:
             size -= old.stat().st_size
             old.unlink()
         return path
+
+
+def question_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the user's last message in one line, cut to QUESTION_LENGTH: what tells prompts apart in a list."""
+    content = next((message.get("content") for message in reversed(messages) if message.get("role") == "user"), None)
+    if isinstance(content, list):  # parts, of which only texts can be shown
+        content = " ".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
+    text = " ".join(str(content or "").split())
+    return text if len(text) <= QUESTION_LENGTH else text[: QUESTION_LENGTH - 1] + "…"
 
 
 def step_of(path: Path) -> int:

@@ -47,12 +47,14 @@ def write_run(path, *, steps, samples, seed=0, words=24):
         for number in range(samples):
             text = rng.choice(vocabulary, words)
             right = bool(rng.random() < reward)
+            question = f"What is {12 + number // 8} + {step}?"
             sample = {
                 "step": step,
                 "ordinal": step * samples // 8 + number // 8,
                 "index": number % 8,
                 "source": ("sums", "products")[number % 2],
-                "prompt": "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n",
+                "prompt": f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n",
+                "question": question,
                 "response": "".join(text) + tool,
                 "ground_truth": "42",
                 "reward": float(right) + 0.2 * (number % 3 == 0),

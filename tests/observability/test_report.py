@@ -116,6 +116,7 @@ def test_every_sample_counts_and_can_be_read(run):
     ] * 2
     assert column(data["ordinal"], "<u4")[:4] == [7, 7, 8, 8]
     rows = rows_of(page, 0, 1)
+    assert (rows[0]["q"], rows[2]["q"]) == ("a", "b")
     assert rows[0]["r"] == HOSTILE
     assert rows[1]["t"] == ["é"] * 4
     assert rows[1]["d"] == [0.25] * 4

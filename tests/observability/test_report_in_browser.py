@@ -18,11 +18,14 @@ LOOK = """
     };
     for (const link of document.querySelectorAll("nav a")) link.click();
     const row = await until(() => document.querySelector("#samples tbody tr"));
+    const asked = row.querySelector("td.words");
+    await until(() => asked.textContent !== "…");
     row.click();
     await until(() => document.querySelector("#samples .token"));
     return {
         failures,
         words: document.body.innerText,
+        asked: asked.textContent,
         outside: [...document.querySelectorAll("#samples .token.outside")].length,
         charts: [...document.querySelectorAll("#curves svg")].length,
         phases: [...document.querySelectorAll("#time svg rect")].length,
@@ -41,6 +44,7 @@ async def test_every_view_of_two_runs_side_by_side(tmp_path):
         seen = await page.evaluate(LOOK)
         await page.screenshot(tmp_path / "page.png")
     assert seen["failures"] == []
+    assert seen["asked"] == "What is 12 + 1?"  # without the chat template
     assert seen["charts"] >= 6
     assert seen["phases"] > 20
     assert seen["histograms"] >= 4

@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_ppo.observability import samples as module
 from jaxrl_ppo.observability.files import read_json_lines
-from jaxrl_ppo.observability.samples import SampleWriter, choose_generations, dump_generations
+from jaxrl_ppo.observability.samples import SampleWriter, choose_generations, dump_generations, question_of
 
 
 def decode(ids):
@@ -29,6 +29,7 @@ def test_a_rollout_row_says_all_there_is_to_say(tmp_path, batch, samples):
         "index": 1,
         "source": "sums",
         "prompt": "<1><2><3>",
+        "question": "a",
         "response": "<4><5><6><7>",
         "ground_truth": "4",
         "reward": 0.5,
@@ -43,6 +44,18 @@ def test_a_rollout_row_says_all_there_is_to_say(tmp_path, batch, samples):
     }
     assert rows[2]["mask"] == [[1, 1], [0, 1], [1, 1]]
     assert rows[3]["tokens"] == []
+
+
+def test_the_question_is_the_users_last_message_in_a_line(monkeypatch):
+    system = {"role": "system", "content": "Be brief."}
+    first, last = ({"role": "user", "content": text} for text in ("first", "two\n  lines"))
+    assert question_of([system, first, {"role": "assistant", "content": "yes"}, last]) == "two lines"
+    parts = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    assert question_of([{"role": "user", "content": parts}]) == "what?"
+    assert question_of([{"role": "user", "content": ["say", {"type": "text", "text": "when"}]}]) == "say when"
+    assert question_of([system]) == ""
+    monkeypatch.setattr(module, "QUESTION_LENGTH", 5)
+    assert question_of([{"role": "user", "content": "abcdef"}]) == "abcd…"
 
 
 def test_characters_over_several_tokens_go_to_the_last_of_them(tmp_path, batch, samples):

@@ -20,6 +20,7 @@ from jaxrl_ppo.observability.timeline import read_marks, read_spans
 # What a row of samples is called in the page's data, to keep 100,000 of them small.
 TEXT_KEYS = {
     "prompt": "p",
+    "question": "q",
     "response": "r",
     "ground_truth": "g",
     "reward_parts": "parts",

@@ -50,11 +50,11 @@ async function listSamples(table, detail) {
   const pages = Math.max(1, Math.ceil(hits.length / PAGE));
   browser.page = Math.min(browser.page, pages - 1);
   const rows = hits.slice(browser.page * PAGE, (browser.page + 1) * PAGE).map(([file, row, at]) => {
-    const words = element("td", { class: "words" }, "…"), reward = element("td", { class: "number" }, number(data.reward[at], 3));
+    const asked = element("td", { class: "words" }, "…"), words = element("td", { class: "words" }, "…"), reward = element("td", { class: "number" }, number(data.reward[at], 3));
     const line = element("tr", { tabindex: 0 },
       element("td", { class: "number" }, `${run.files[file].kind === "validation" ? "val " : ""}${run.files[file].step}`),
       element("td", {}, run.sources[data.source[at]]),
-      reward, element("td", { class: "number" }, String(data.length[at])), words);
+      reward, element("td", { class: "number" }, String(data.length[at])), asked, words);
     const open = () => {
       table.querySelector("tr.chosen")?.classList.remove("chosen");
       line.classList.add("chosen");
@@ -63,6 +63,7 @@ async function listSamples(table, detail) {
     line.addEventListener("click", open);
     line.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
     chunk(browser.run, file).then((texts) => {
+      asked.textContent = texts[row]?.q ?? texts[row]?.p ?? ""; // runs of older versions have whole prompts only
       words.textContent = row < texts.length ? texts[row].r : "(text not in this report)";
       if (texts[row]?.labels?.failure) reward.textContent = "failed";
     });
@@ -73,7 +74,7 @@ async function listSamples(table, detail) {
     element("div", { class: "controls" }, element("span", { class: "faint" }, `${hits.length} samples, page ${browser.page + 1} of ${pages}`),
       turn(-1, "previous", browser.page > 0), turn(1, "next", browser.page < pages - 1)),
     element("table", {}, element("thead", {}, element("tr", {}, element("th", { class: "number" }, "step"), element("th", {}, "source"),
-      element("th", { class: "number" }, "reward"), element("th", { class: "number" }, "tokens"), element("th", {}, "response"))), element("tbody", {}, ...rows)));
+      element("th", { class: "number" }, "reward"), element("th", { class: "number" }, "tokens"), element("th", {}, "prompt"), element("th", {}, "response"))), element("tbody", {}, ...rows)));
 }
 
 async function showSample(detail, table, file, row) {
