@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def load_function(
         ours = score_by_source if names == ARGUMENTS else _score_each_by_source
         return functools.partial(ours, runner=runner, **spec.arguments), False
     function = load_name(spec.path, spec.name, spec.key)
+    if names == BATCH_ARGUMENTS and inspect.iscoroutinefunction(function):
+        raise UserCodeError(f"{spec.key}: with the batch manager it must be a plain function, not async")
     further = judge.wanted(function, spec.arguments) if judge else []
     check_signature(function, [*names, *further], spec.arguments, spec.path, spec.key)
     loaded: Callable[..., Any] = functools.partial(function, **spec.arguments)
@@ -63,8 +66,17 @@ def load_weighted(
     specs: dict[str, FunctionSpec], names: Sequence[str], runner: code.CodeRunner, judge: Judge | None
 ) -> tuple[Callable[..., Any], bool]:
     """One function that returns the weighted sum of several, with each of them as a part, and whether it must be
-    awaited. Plain functions among coroutine functions are called first."""
+    awaited. Plain functions among coroutine functions are called first. Functions of lists give one of lists."""
     loaded = {part: load_function(spec, names, runner, judge) for part, spec in specs.items()}
+
+    def together(**columns: Any) -> list[dict[str, Any]]:
+        count = len(columns[BATCH_ARGUMENTS[0]])
+        results: dict[str, list[Result]] = {}
+        for part, (function, _) in loaded.items():
+            values = function(**columns)
+            with _naming(part):
+                results[part] = [interpret(value) for value in each_of(values, count)]
+        return [_sum(specs, {part: of_part[i] for part, of_part in results.items()}) for i in range(count)]
 
     def plain(**call: Any) -> dict[str, Any]:
         return _sum(specs, {part: _read(part, function(**call)) for part, (function, _) in loaded.items()})
@@ -75,13 +87,30 @@ def load_weighted(
             specs, {p: _read(p, await value if inspect.isawaitable(value) else value) for p, value in values.items()}
         )
 
+    if names == BATCH_ARGUMENTS:
+        return together, False
     must_wait = any(is_coroutine for _, is_coroutine in loaded.values())
     return (waiting if must_wait else plain), must_wait
 
 
+def each_of(values: Any, count: int) -> list[Any]:
+    """What a function of lists returned for `count` samples. Raises WrongResult unless that is a value for each."""
+    values = list(values)
+    if len(values) != count:
+        raise WrongResult("type", f"the reward function returned {len(values)} results for {count} samples")
+    return values
+
+
 def _read(part: str, value: Any) -> Result:
-    try:
+    with _naming(part):
         return interpret(value)
+
+
+@contextlib.contextmanager
+def _naming(part: str) -> Iterator[None]:
+    """What is wrong with a result names the part that it is of."""
+    try:
+        yield
     except WrongResult as error:
         raise WrongResult(error.kind, f"{FUNCTIONS_KEY}.{part}: {error}") from None
 

@@ -11,14 +11,14 @@ from jaxrl_ppo.rewards.code import CodeRunner
 from jaxrl_ppo.rewards.functions import (
     ARGUMENTS,
     BATCH_ARGUMENTS,
-    FUNCTION_KEY,
     FunctionSpec,
     check_signature,
+    each_of,
     load_function,
     load_weighted,
 )
 from jaxrl_ppo.rewards.judge import ADDRESS, Judge, server_address
-from jaxrl_ppo.rewards.results import Result, WrongResult, interpret
+from jaxrl_ppo.rewards.results import Result, interpret
 from jaxrl_ppo.user_code import UserCodeError, load_name
 
 MANAGER_KEY = "reward.reward_manager"
@@ -91,8 +91,6 @@ class Method:
             self._score = lambda response_length, **call: function(**call)
         self.mode = "concurrent" if is_coroutine else "single"
         if spec.manager == "batch":
-            if is_coroutine:
-                raise UserCodeError(f"{FUNCTION_KEY}: with the batch manager it must be a plain function, not async")
             self.mode = "batch"
             self._score_batch = function
 
@@ -105,10 +103,7 @@ class Method:
         """Call the user's code with lists: one value for each call. Raises WrongResult for another number of them."""
         server_address.set(calls[0].judge)
         columns = {f"{name}s": [getattr(call, name) for call in calls] for name in ARGUMENTS}
-        values = list(self._score_batch(**columns))
-        if len(values) != len(calls):
-            raise WrongResult("type", f"the reward function returned {len(values)} results for {len(calls)} samples")
-        return values
+        return each_of(self._score_batch(**columns), len(calls))
 
     def finish(self, value: Any, call: Call) -> Result:
         """The reward from the value. Raises WrongResult when it is none."""

@@ -293,9 +293,6 @@ def rewards(config: Config) -> Iterator[Fault]:
     if reward.functions and reward.custom_reward_function.path:
         keys = (key, "reward.custom_reward_function.path")
         yield Fault(keys, f"{keys[0]} and {keys[1]} are both given; make the function one of {key}.")
-    if reward.functions and reward.reward_manager.name == "batch":
-        keys = (key, "reward.reward_manager.name")
-        yield Fault(keys, f"{keys[1]}=batch takes one function, of lists; use naive or dapo with {key}.")
 
 
 def asynchronous(config: Config) -> Iterator[Fault]:

@@ -89,6 +89,40 @@ async def test_batch_manager_with_our_scorers(started, tokenizer):
         assert [sample.reward for sample in samples] == [1, 0, 1]
 
 
+LISTS = """
+    def length(data_sources, solution_strs, ground_truths, extra_infos):
+        return [{"score": len(text), "together": len(solution_strs)} for text in solution_strs]
+    def few(data_sources, solution_strs, ground_truths, extra_infos):
+        return [1.0] * (0 if "few" in solution_strs else len(solution_strs))
+    async def later(data_sources, solution_strs, ground_truths, extra_infos):
+        return [1.0]
+"""
+
+
+async def test_several_weighted_functions_of_lists(started, tokenizer, function_file):
+    path = function_file(LISTS)
+    keys = {"reward_manager": RewardManagerConfig(name="batch"), "num_workers": 1}
+    functions = {"right": {"weight": 2.0}, "length": {"path": path, "name": "length", "weight": -0.5}}
+    functions["odd"] = {"path": path, "name": "few", "weight": 4.0}
+    async with started(functions=functions, **keys) as manager:
+        texts = ["4", "5", "so 4", "few", "44"]
+        samples = await score_all(manager, tokenizer, texts, make_prompt("arithmetic"))
+        right = [True, False, True, None, False]
+        expected = [0 if r is None else 2 * r - len(text) / 2 + 4 for r, text in zip(right, texts)]
+        assert [sample.reward for sample in samples] == expected
+        parts = samples[2].reward_parts
+        assert (parts["score"], parts["right"], parts["length"], parts["odd"]) == (4, 1, 4, 1)
+        assert parts["length/together"] >= 1
+        told = "type: reward.functions.odd: the reward function returned 0 results for 1 samples"
+        assert samples[3].reward_labels["failure"] == told
+    functions["odd"]["name"] = "later"
+    with pytest.raises(
+        RewardError, match=r"reward\.functions\.odd: with the batch manager it must be a plain function"
+    ):
+        async with started(functions=functions, **keys):
+            pass
+
+
 async def test_a_function_that_does_not_fit_the_batch_manager(started, function_file):
     keys = {"reward_manager": RewardManagerConfig(name="batch")}
     one = "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1"

@@ -230,6 +230,11 @@ def test_nothing_but_a_config_error_comes_out(values: dict[str, object]) -> None
         assert isinstance(validate_config(raw).config, Config)
 
 
+def test_several_reward_functions_may_take_lists(check: Callable[..., Checked]) -> None:
+    reward = check("+reward.functions.right={weight: 2}", "reward.reward_manager.name=batch").config.reward
+    assert (list(reward.functions), reward.reward_manager.name) == (["right"], "batch")
+
+
 def test_a_fault_ends_with_one_full_stop() -> None:
     for text in ("is not a parquet file..", "is not a parquet file", "is not a parquet file. \n"):
         assert Fault(("a",), text).message == "is not a parquet file."
