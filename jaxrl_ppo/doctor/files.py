@@ -44,7 +44,8 @@ def configuration(name: str, overrides: Sequence[str]) -> tuple[list[Finding], C
         return [problem(fault.message, f"change {' or '.join(fault.keys)}") for fault in error.faults], None
     except (HydraException, OmegaConfBaseException, DeviceError) as error:
         return [problem(f"the configuration: {error}", "mend the command line")], None
-    return [ok(f"the configuration {name} with {len(overrides)} overrides is valid")], checked.config
+    changed = f"{len(overrides)} override{'s' * (len(overrides) != 1)}"
+    return [ok(f"the configuration {name} with {changed} is valid")], checked.config
 
 
 def check_files(config: Config) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ GIB = 2**30
 LEAST_OPEN_FILES = 4096
 LEAST_SHARED = 1 * GIB
 LEAST_DISK = 10 * GIB
+QUICKSTART_MEMORY = 4 * GIB
 # Two versions of bf16 weights in the node's store while one replaces the other, and as much again for Ray's objects.
 SHARED_PER_PARAMETER = 2 * 2 * 2
 # float32 weights and two AdamW moments.
@@ -57,8 +58,10 @@ def memory(root: Path) -> Finding:
     if match is None:
         return note("how much memory is free is not known on this system")
     free = int(match[1]) * 1024
-    text = f"{gib(free)} of memory are free"
-    return ok(text) if free >= 4 * GIB else problem(text, "free some: even the quickstart's small model wants 4 GiB")
+    text = f"{gib(free)} of memory is free; the quickstart, a model of 135 million parameters, wants "
+    text += gib(QUICKSTART_MEMORY)
+    remedy = "free some, or take a machine with more; only a smaller model than the quickstart's wants less"
+    return ok(text) if free >= QUICKSTART_MEMORY else problem(text, remedy)
 
 
 def shared_memory(free: int | None, parameters: int | None) -> Finding:
@@ -66,7 +69,7 @@ def shared_memory(free: int | None, parameters: int | None) -> Finding:
     needed = LEAST_SHARED if parameters is None else max(LEAST_SHARED, parameters * SHARED_PER_PARAMETER)
     if free is None:
         return note("there is no /dev/shm; weights are passed through the temporary folder, which is slower")
-    text = f"{gib(free)} of shared memory (/dev/shm) are free, {gib(needed)} are needed"
+    text = f"{gib(free)} of shared memory (/dev/shm) is free, {gib(needed)} is needed"
     return ok(text) if free >= needed else problem(text, f"start the container with --shm-size={-(-needed // GIB)}g")
 
 
@@ -74,7 +77,7 @@ def disk(folder: Path, free: int, parameters: int | None, kept: int = 3) -> Find
     """Room for `kept` checkpoints and the one being written, in the run folder."""
     needed = LEAST_DISK if parameters is None else parameters * CHECKPOINT_PER_PARAMETER * (kept + 1)
     what = "a run with some checkpoints" if parameters is None else f"{kept} checkpoints and one being written"
-    text = f"{gib(free)} of disk are free at {folder}, about {gib(needed)} needed for {what}"
+    text = f"{gib(free)} of disk is free at {folder}, about {gib(needed)} is needed for {what}"
     if why := obstacle(folder):
         return problem(f"{folder} {why}", "set trainer.default_local_dir to a folder of yours")
     remedy = "free some, set trainer.default_local_dir elsewhere, or trainer.max_actor_ckpt_to_keep lower"

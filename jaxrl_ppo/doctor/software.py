@@ -74,7 +74,8 @@ def versions(wanted: Sequence[Requirement], installed: Callable[[str], str | Non
             yield problem(f"{requirement.name} {have} is installed, {text} is needed", f"pip install '{text}'")
         else:
             fitting += 1
-    yield ok(f"{fitting} packages have the version that is asked for")
+    fit = "package has" if fitting == 1 else "packages have"
+    yield ok(f"{fitting} {fit} the version that is asked for")
 
 
 def jax_parts(installed: Callable[[str], str | None]) -> Iterator[Finding]:

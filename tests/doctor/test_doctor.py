@@ -39,7 +39,7 @@ def test_versions_that_are_missing_or_do_not_fit():
         ("c is not installed", "pip install 'c==1'"),
         ("e 4 is installed, e==5 is needed", "pip install 'e==5'"),
     ]
-    assert found[-1].what.startswith("1 packages")
+    assert found[-1].what.startswith("1 package has")
 
 
 def test_requirements_name_what_the_package_needs():
@@ -121,8 +121,12 @@ def test_room(tmp_path):
     assert machine.open_files(1024).remedy == "ulimit -n 4096"
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1048576 kB\n")
-    assert machine.memory(tmp_path).what == "1.0 GiB of memory are free"
-    assert machine.memory(tmp_path).level == "problem"
+    told = machine.memory(tmp_path)
+    assert told.level == "problem"
+    assert told.what == "1.0 GiB of memory is free; the quickstart, a model of 135 million parameters, wants 4.0 GiB"
+    (tmp_path / "proc" / "meminfo").write_text("MemAvailable:    8388608 kB\n")
+    assert machine.memory(tmp_path).level == "ok"
+    assert machine.memory(tmp_path).what.startswith("8.0 GiB of memory is free; the quickstart")  # not this run's need
 
 
 def test_a_host_that_does_not_know_its_own_name(monkeypatch):
