@@ -24,9 +24,16 @@ WAIT_S = 60.0  # for what is left of a run that was just killed
 async def run_lock(folder: Path, wait_s: float = WAIT_S) -> AsyncIterator[None]:
     """Hold `folder`; waits for an older run that is just ending.
 
-    Raises CheckpointError when another run still has it after `wait_s`: two would overwrite one another's checkpoints.
+    Raises CheckpointError when another run still has it after `wait_s`: two would overwrite one another's checkpoints;
+    and when its lock file is none of this user's.
     """
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:  # another user's, most likely
+        raise CheckpointError(
+            f"trainer.default_local_dir={folder}: its file {LOCK} cannot be opened ({error.strerror}): give a folder "
+            "of your own"
+        ) from error
     try:
         for attempt in range(int(wait_s) + 1):
             try:

@@ -9,7 +9,7 @@ import pytest
 from jaxrl_ppo import main
 from jaxrl_ppo.cluster import launch
 from jaxrl_ppo.cluster.before_ray import look_at_run_folder
-from jaxrl_ppo.cluster.run_lock import run_lock
+from jaxrl_ppo.cluster.run_lock import LOCK, run_lock
 from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints
 from jaxrl_ppo.schema.config import Config
 
@@ -73,3 +73,7 @@ async def test_a_folder_that_another_run_has_is_refused_and_free_after_it(config
             await look_at_run_folder(config, wait_s=0)
     assert "waiting for its end" in caplog.text
     assert await look_at_run_folder(config, wait_s=0) is None
+    (tmp_path / "run" / LOCK).unlink()
+    (tmp_path / "run" / LOCK).mkdir()  # what cannot be opened, whoever asks
+    with pytest.raises(CheckpointError, match=r"trainer\.default_local_dir=.*/run: its file \.lock cannot be opened"):
+        await look_at_run_folder(config)
