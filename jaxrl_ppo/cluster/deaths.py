@@ -15,7 +15,15 @@ GONE = (
 )
 
 
+def failed_to_start(error: BaseException) -> bool:
+    """Whether an actor is gone because its own code raised while it was made: another attempt would raise again."""
+    return isinstance(error, ray.exceptions.RayActorError) and error.actor_init_failed
+
+
 def cause_of(error: BaseException) -> str:
-    """The first line of `error`; what follows it are tables and identifiers for Ray's own log."""
+    """The line of `error` that says why: the first, before tables and identifiers for Ray's own log.
+
+    Of an actor that failed to start, the last: what was raised, after the traceback.
+    """
     lines = [line.strip() for line in told(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return lines[-1 if failed_to_start(error) else 0] if lines else type(error).__name__

@@ -94,6 +94,7 @@ def run_ppo(config: Config) -> None:
             .options(num_cpus=CPU_SHARE, max_concurrency=16, runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})
             .remote(os.getcwd())
         )
+        wait_until_started(runner, config.trainer.deadlines.start_s)
         result = runner.run.remote(config)
         signal.signal(signal.SIGTERM, lambda *_: runner.stop.remote())
         _show(runner, config)
@@ -111,6 +112,24 @@ def run_ppo(config: Config) -> None:
         raise RunFailed(f"the task runner died: {cause_of(error)}") from error
     finally:
         ray.shutdown()
+
+
+def wait_until_started(runner: Any, deadline_s: float) -> None:
+    """Wait for the task runner's process, which has the deadlines of all later waits.
+
+    Raises RunFailed when it has not started within the deadline, trainer.deadlines.start_s.
+    """
+    what = "the task runner to start (trainer.deadlines.start_s)"
+    started = runner.__ray_ready__.remote()
+    if not ray.wait([started], timeout=deadline_s / 2)[0]:
+        print(f"still waiting for {what} after {deadline_s / 2:.0f} of {deadline_s:.0f} s", flush=True)
+        if not ray.wait([started], timeout=deadline_s / 2)[0]:
+            free = ", ".join(f"{value:g} {name}" for name, value in sorted(ray.available_resources().items()))
+            raise RunFailed(
+                f"gave up waiting for {what} after {deadline_s:g} s. It needs {CPU_SHARE:g} CPU; free in the cluster: "
+                f"{free or 'nothing'}. What Ray did instead is in the logs of its session folder (raylet.out)"
+            )
+    ray.get(started)
 
 
 def describe(error: ray.exceptions.RayTaskError) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import device
-from jaxrl_ppo.cluster.deaths import GONE
+from jaxrl_ppo.cluster.deaths import GONE, failed_to_start
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
 from jaxrl_ppo.cluster.rollout_worker import Replica
 from jaxrl_ppo.cluster.stores import WeightStores
@@ -64,7 +64,7 @@ class RolloutGroup:
             try:
                 return await self._start(index)
             except GONE as error:
-                if isinstance(error, ray.exceptions.RayTaskError):
+                if isinstance(error, ray.exceptions.RayTaskError) or failed_to_start(error):
                     raise
                 self.on_fault("replica_failed", f"replica {index} died while it started: {describe(error)}")
                 await asyncio.sleep(BACKOFF_S * 2**attempt)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from jaxrl_ppo.rollout.engine import Completion, Request, RolloutEngine
     from jaxrl_ppo.schema.config import Config
-    from jaxrl_ppo.weights.manifest import WeightManifest
+    from jaxrl_ppo.weights.manifest import TensorRecord, WeightManifest
 
 STORE_WAIT_S = 30
 
@@ -127,13 +127,17 @@ class StoreWorker:
             time.sleep(1)
         self.store = WeightStore(root)
 
-    def begin(self, version: int) -> None:
-        """Start receiving `version`."""
-        self.store.begin(version)
+    def begin(self, version: int) -> str:
+        """Start receiving `version`; the folder that its files go into."""
+        return self.store.begin(version)
 
     def put(self, version: int, bucket: dict[str, np.ndarray]) -> None:
         """Take one bucket of tensors."""
         self.store.put(version, bucket)
+
+    def add(self, version: int, records: dict[str, TensorRecord]) -> None:
+        """Take up a bucket that a process of this node has written into the folder itself."""
+        self.store.add(version, records)
 
     def commit(self, version: int, number: int) -> tuple[WeightManifest, bool]:
         """Make `version` the newest; also tells whether this is the first commit since this process was restarted."""

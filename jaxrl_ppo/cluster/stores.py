@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jaxrl_ppo.cluster.deaths import GONE, cause_of
+from jaxrl_ppo.cluster.deaths import GONE, cause_of, failed_to_start
 from jaxrl_ppo.cluster.rollout_worker import StoreWorker
 from jaxrl_ppo.rollout.deadline import within
 from jaxrl_ppo.weights.manifest import NotBegunError, WeightManifest
@@ -35,6 +35,10 @@ class StoreLost(RuntimeError):
     """A weight store died while it was given a version, which must be given again; or there is none left."""
 
 
+class StoreFailed(RuntimeError):
+    """A weight store that does not start, for a reason that another attempt would meet again."""
+
+
 class WeightStores:
     """Node → store. A store that dies is restarted by Ray, in the same folder; committed versions outlive it there."""
 
@@ -53,7 +57,7 @@ class WeightStores:
     async def add(self, node: str) -> None:
         """Have a store on `node`; one that comes late gets the newest version from another.
 
-        Raises StoreLost when there was a version, and is no store any more.
+        Raises StoreLost when there was a version, and is no store any more, and StoreFailed when the store cannot be.
         """
         async with self._adding:
             if node not in self._stores:
@@ -67,6 +71,8 @@ class WeightStores:
         store = store_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
             self._root
         )
+        what = f"the weight store of node {node} to start (trainer.deadlines.weights_s)"
+        await within(self._until_up(node, store), self._deadline_s, what)
         if self._newest is not None:
             await self._copy(node, store)
         self._stores[node] = store
@@ -97,17 +103,23 @@ class WeightStores:
         what = f"weight version {self._newest.version} to be copied to node {node} (trainer.deadlines.weights_s)"
         await within(store.copy.remote(source, self._newest), self._deadline_s, what)
 
+    async def _until_up(self, node: str, store: Any) -> None:
+        """Wait until a store answers, or its node has left: what is put into it tells that, as of any other."""
+        while node in _alive() and not await _answers(node, store):
+            await asyncio.sleep(LOOK_S)
+
     async def settle(self) -> list[str]:
         """Wait until each store answers, or its node has left the cluster; lets go of the latter, and returns them.
 
-        Ray restarts a store that has died, and takes up to half a minute to find that a node has.
+        Ray restarts a store that has died, and takes up to half a minute to find that a node has. Raises StoreFailed
+        when a store could not be restarted.
         """
         lost: list[str] = []
 
         async def settled() -> None:
             while True:
                 lost.extend(self._forget_lost_nodes())
-                if all(await asyncio.gather(*map(_answers, self._stores.values()))):
+                if all(await asyncio.gather(*(_answers(*item) for item in self._stores.items()))):
                     return
                 await asyncio.sleep(LOOK_S)
 
@@ -123,7 +135,7 @@ class WeightStores:
             )
 
     def _forget_lost_nodes(self) -> list[str]:
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = _alive()
         lost = [node for node in self._stores if node not in alive]
         for node in lost:
             del self._stores[node]
@@ -136,10 +148,16 @@ class WeightStores:
             await within(closing, self._deadline_s, "the weight stores to close (trainer.deadlines.weights_s)")
 
 
-async def _answers(store: Any) -> bool:
+def _alive() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+async def _answers(node: str, store: Any) -> bool:
     try:
         async with asyncio.timeout(ANSWER_S):
             await store.__ray_ready__.remote()
-    except (ray.exceptions.RayError, TimeoutError):  # dead, being restarted, or with nowhere to be restarted
-        return False
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        if failed_to_start(error):
+            raise StoreFailed(f"the weight store of node {node} does not start: {cause_of(error)}") from error
+        return False  # dead, being restarted, or with nowhere to be restarted
     return True

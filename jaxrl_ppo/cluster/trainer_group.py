@@ -106,7 +106,7 @@ class TrainerGroup(ModelGroup):
         megabytes = self.config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
         self.stores.check_any_left()
         stores = self.stores.by_node
-        version = (await self.workers.all("stage_weights", "weights_s", list(stores.values()), megabytes << 20))[0]
+        version = (await self.workers.all("stage_weights", "weights_s", stores, megabytes << 20))[0]
         # Taken now, so that a replica can be checked at any time, the trainer busy with the next version or not.
         self.probe.expect(version, (await self.workers.all("score_tokens", "weights_s", self.probe.token_ids))[0])
         return await self.stores.commit(version, stores)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from jaxrl_ppo.training.model_trainer import ModelTrainer
 
 FILE_BYTES = 4 << 30  # of a safetensors file in an exported folder
-PUTS_IN_FLIGHT = 2  # buckets on their way to the stores while the next one leaves the devices
 
 
 @ray.remote(concurrency_groups={"saving": 1})
@@ -173,31 +173,22 @@ class TrainerWorker:
         """Log-prob of each token after the first, temperature 1."""
         return self.trainer.score_tokens(token_ids)
 
-    def stage_weights(self, stores: list[Any], bucket_bytes: int) -> int:
-        """Send the current weights to `stores`, bucket by bucket, uncommitted; returns their version.
+    def stage_weights(self, stores: Mapping[str, Any], bucket_bytes: int) -> int:
+        """Send the current weights to `stores`, by node, bucket by bucket, uncommitted; returns their version.
 
-        Raises RayActorError when a store dies meanwhile.
+        Raises RayActorError and NotBegunError when a store dies meanwhile, StoreFullError when one is full.
         """
+        from jaxrl_ppo.cluster.staging import stage
         from jaxrl_ppo.weights.export import export_buckets
 
         version = self.trainer.version
         dtype = np.dtype(self.config.actor_rollout_ref.rollout.dtype)
-        sending: list[Any] = [store.begin.remote(version) for store in stores] if self.rank == 0 else []
-        failure: ray.exceptions.RayError | None = None
         with self.trainer.in_use():
-            for bucket in export_buckets(self.trainer.model, self.trainer.params, dtype, bucket_bytes):
-                if self.rank != 0 or failure is not None:
-                    continue  # the gathering takes all processes to its end, whatever became of a store
-                try:
-                    shared = ray.put(bucket)
-                    sending += [store.put.remote(version, shared) for store in stores]
-                    while len(sending) > PUTS_IN_FLIGHT * len(stores):
-                        ray.get(sending.pop(0))
-                except ray.exceptions.RayError as error:
-                    failure = error
-        if failure is not None:
-            raise failure
-        ray.get(sending)
+            buckets = export_buckets(self.trainer.model, self.trainer.params, dtype, bucket_bytes)
+            if self.rank == 0:
+                stage(buckets, stores, version)
+            else:
+                deque(buckets, maxlen=0)  # takes part in the gathering
         return version
 
     def save(self, role: str, folder: str) -> None:

@@ -17,7 +17,7 @@ class NotBegunError(WeightError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """Where a tensor lies and what it must be. `checksum` is CRC-32 of its bytes."""
+    """Where a tensor lies and what it must be. `checksum` is XXH3-64 of its bytes."""
 
     file: str
     dtype: str

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxrl_ppo.weights.manifest import WeightError, WeightManifest
-from jaxrl_ppo.weights.store import crc32
+from jaxrl_ppo.weights.store import checksum
 
 # safetensors' name -> (the manifest's name, numpy dtype)
 DTYPES = {"F32": ("float32", np.dtype(np.float32)), "BF16": ("bfloat16", np.dtype(ml_dtypes.bfloat16))}
@@ -48,7 +48,7 @@ def read_tensors(manifest: WeightManifest, verify: bool = True) -> Iterator[tupl
         dtype = next(ours for ours, theirs in DTYPES.values() if theirs == array.dtype)
         if (dtype, array.shape) != (record.dtype, record.shape):
             raise WeightError(f"{what}: {dtype}{list(array.shape)}, expected {record.dtype}{list(record.shape)}")
-        if verify and crc32(array) != record.checksum:
+        if verify and checksum(array) != record.checksum:
             raise WeightError(f"{what}: its bytes do not match its checksum")
         yield name, array
 

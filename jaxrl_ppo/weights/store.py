@@ -9,12 +9,12 @@ import os
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -72,7 +72,10 @@ class WeightStore:
         (self.root / "lock").touch(0o600)
         lock = _try_lock(self.root)
         if lock is None:
-            raise WeightError(f"{self.root} is the weight store of another running process: give each run its own")
+            raise WeightError(
+                f"{self.root} is the weight store of another running process: give each run its own folder "
+                "(trainer.default_local_dir), and each machine one Ray node"
+            )
         self._lock: int | None = lock
         self._writing: Path | None = None
         self._version = -1
@@ -83,12 +86,16 @@ class WeightStore:
             shutil.rmtree(folder)
         self._commits = max((commit_number(folder) for folder in self._committed()), default=0)
 
-    def begin(self, version: int) -> None:
-        """Start writing `version` (number of actor optimizer steps). An unfinished earlier write is dropped."""
+    def begin(self, version: int) -> str:
+        """Start writing `version` (number of actor optimizer steps). An unfinished earlier write is dropped.
+
+        Returns the folder for its files: a process of this node may write them itself (`write_bucket`) and `add` them.
+        """
         self._abandon()
         self._writing = self.root / f"writing-{version}"
         self._writing.mkdir()
         self._version, self._records, self._files = version, {}, 0
+        return str(self._writing)
 
     def put(self, version: int, bucket: Mapping[str, np.ndarray]) -> None:
         """Write tensors (name -> float32 or bfloat16 array) of the version begun last, as one file.
@@ -96,29 +103,22 @@ class WeightStore:
         Raises StoreFullError, after which the version has to be begun again, and WeightError for a tensor that is
         already there or has another dtype.
         """
-        folder = self._folder_of(version)
-        file = f"bucket-{self._files:05d}.safetensors"
-        arrays, records = {}, {}
-        for name, value in bucket.items():
+        try:
+            records = write_bucket(self._folder_of(version), self._files, bucket)
+        except StoreFullError:
+            self._abandon()
+            raise
+        self.add(version, records)
+
+    def add(self, version: int, records: Mapping[str, TensorRecord]) -> None:
+        """Take up a file that `write_bucket` has written into the folder of the version begun last.
+
+        Raises WeightError for a tensor that is already there.
+        """
+        self._folder_of(version)
+        for name in records:
             if name in self._records:
                 raise WeightError(f"weights of version {version}: tensor {name} was put twice")
-            if value.dtype not in DTYPES:
-                raise WeightError(f"weights of version {version}: tensor {name} is {value.dtype}, not {_ALLOWED}")
-            # safetensors writes the buffer behind an array whatever its strides say: a transposed view would be
-            # stored transposed back.
-            arrays[name] = np.ascontiguousarray(value)
-            records[name] = TensorRecord(file, DTYPES[value.dtype], tuple(value.shape), crc32(arrays[name]))
-        size = sum(array.nbytes for array in arrays.values())
-        try:
-            save_file(arrays, folder / file)
-        except (OSError, SafetensorError) as error:
-            free = shutil.disk_usage(self.root).free
-            self._abandon()
-            raise StoreFullError(
-                f"{self.root}: could not write {size / 2**20:.1f} MiB of weight version {version}, "
-                f"{free / 2**20:.1f} MiB free ({error}). Give the store's file system room for {KEEP + 1} copies of "
-                "the model (containers: a larger /dev/shm) or another root"
-            ) from error
         self._records |= records
         self._files += 1
 
@@ -173,12 +173,39 @@ class WeightStore:
         return sorted(self.root.glob("*-version-*"), key=commit_number)
 
 
-_ALLOWED = " or ".join(DTYPES.values())
+def write_bucket(folder: str | Path, number: int, bucket: Mapping[str, np.ndarray]) -> dict[str, TensorRecord]:
+    """Write tensors (name -> float32 or bfloat16 array) as file `number` of the version being written in `folder`.
+
+    Raises StoreFullError, WeightError for a tensor of another dtype, and NotBegunError when the folder is not there.
+    """
+    folder = Path(folder)
+    file = f"bucket-{number:05d}.safetensors"
+    arrays, records = {}, {}
+    for name, value in bucket.items():
+        if value.dtype not in DTYPES:
+            allowed = " or ".join(DTYPES.values())
+            raise WeightError(f"{folder.name}: tensor {name} is {value.dtype}, not {allowed}")
+        # safetensors writes the buffer behind an array whatever its strides say: a transposed view would be stored
+        # transposed back.
+        arrays[name] = np.ascontiguousarray(value)
+        records[name] = TensorRecord(file, DTYPES[value.dtype], tuple(value.shape), checksum(arrays[name]))
+    try:
+        save_file(arrays, folder / file)
+    except (OSError, SafetensorError) as error:
+        if not folder.is_dir():
+            raise NotBegunError(f"{folder} is gone, and the weights on their way with it") from error
+        size, free = sum(array.nbytes for array in arrays.values()), shutil.disk_usage(folder).free
+        raise StoreFullError(
+            f"{folder}: could not write {size / 2**20:.1f} MiB of weights, {free / 2**20:.1f} MiB free ({error}). Give "
+            f"the store's file system room for {KEEP + 1} copies of the model (containers: a larger /dev/shm) or "
+            "another root"
+        ) from error
+    return records
 
 
-def crc32(array: np.ndarray) -> int:
-    """CRC-32 of a contiguous array's bytes, in C order."""
-    return zlib.crc32(array.reshape(-1).view(np.uint8).data)
+def checksum(array: np.ndarray) -> int:
+    """XXH3 (64 bits) of a contiguous array's bytes, in C order: several times as fast as a CRC, which matters here."""
+    return xxhash.xxh3_64_intdigest(array.reshape(-1).view(np.uint8).data)
 
 
 def commit_number(folder: str | Path) -> int:

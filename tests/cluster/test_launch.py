@@ -6,6 +6,9 @@ import signal
 import subprocess
 from types import SimpleNamespace
 
+import pytest
+import ray
+
 from jaxrl_ppo.cluster import launch
 from jaxrl_ppo.schema.config import Config
 
@@ -38,3 +41,24 @@ def test_what_a_ray_that_did_not_start_has_left_is_ended_before_the_next_attempt
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.fixture
+def local_ray():
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+def test_a_task_runner_that_does_not_start_is_named_and_given_up(local_ray, capsys):
+    @ray.remote(resources={"nowhere": 1})
+    class Runner:
+        pass
+
+    with pytest.raises(
+        launch.RunFailed, match=r"the task runner to start .* after 2 s\. .* free .*: 1 CPU, "
+    ) as failed:
+        launch.wait_until_started(Runner.remote(), deadline_s=2)
+    assert len(str(failed.value).splitlines()) == 1
+    waited = "still waiting for the task runner to start (trainer.deadlines.start_s) after 1 of 2 s\n"
+    assert capsys.readouterr().out == waited

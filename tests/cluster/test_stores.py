@@ -12,7 +12,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from jaxrl_ppo.cluster.deaths import GONE
-from jaxrl_ppo.cluster.stores import StoreLost, WeightStores
+from jaxrl_ppo.cluster.staging import stage
+from jaxrl_ppo.cluster.stores import StoreFailed, StoreLost, WeightStores
+from jaxrl_ppo.weights.manifest import NotBegunError
+from jaxrl_ppo.weights.reader import read_tensors
 
 TENSORS = {"a": np.arange(6, dtype=np.float32)}
 
@@ -63,6 +66,45 @@ async def test_a_store_that_dies_is_told_of_and_loses_no_committed_version(node,
     assert third.folder != first.folder
     await stores.close()
     assert not os.path.exists(os.path.dirname(third.folder))
+
+
+async def test_files_written_into_a_near_store_and_buckets_sent_to_a_far_one_are_the_same_version(node, tmp_path):
+    """And what takes both ways is the same to the byte; a version whose store dies on the way is told to be lost."""
+    stores = WeightStores(str(tmp_path), 60)
+    await stores.add(node)
+    (store,) = stores.by_node.values()
+    buckets = [{name: np.arange(size, dtype=np.float32)} for name, size in (("a", 6), ("b", 3), ("c", 1))]
+    read = {}
+    for at in (node, "another node"):
+        stage(buckets, {at: store}, 1)
+        manifest, _ = await stores.commit(1, stores.by_node)
+        read[at] = manifest.tensors, {name: array.tolist() for name, array in read_tensors(manifest)}
+    assert read[node] == read["another node"]
+    assert read[node][1] == {name: array.tolist() for bucket in buckets for name, array in bucket.items()}
+
+    iterated = []
+
+    def killed_on_the_way():
+        for number, bucket in enumerate(buckets):
+            iterated.append(number)
+            yield bucket
+            if number == 0:
+                os.kill(process_of(store), signal.SIGKILL)
+                process_of(store)
+
+    with pytest.raises((*GONE, NotBegunError)) as lost:
+        stage(killed_on_the_way(), stores.by_node, 2)
+    assert isinstance(getattr(lost.value, "cause", lost.value), (*GONE, NotBegunError))
+    assert iterated == [0, 1, 2]
+    await stores.close()
+
+
+async def test_a_store_that_cannot_be_made_is_told_of_with_its_cause_and_not_waited_for(node, tmp_path):
+    stores = WeightStores(str(tmp_path), 60)
+    stores._root = "/proc/a-store"  # where nothing can be written
+    with pytest.raises(StoreFailed, match=rf"^the weight store of node {node} does not start: FileNotFoundError: .*"):
+        await stores.add(node)
+    assert stores.by_node == {}
 
 
 @pytest.fixture
