@@ -119,7 +119,8 @@ class Decoder(nnx.Module):
         def period(x: jax.Array, stacked: dict[str, Any], kinds: Sequence[LayerKind]) -> tuple[jax.Array, list[Any]]:
             loads = []
             for i, kind in enumerate(kinds):
-                x, load = layer(x, jax.tree.map(operator.itemgetter(i), stacked), kind)
+                one = stacked if len(kinds) == 1 else jax.tree.map(operator.itemgetter(i), stacked)
+                x, load = layer(x, one, kind)
                 loads.append(load)
             return x, loads
 
@@ -176,10 +177,14 @@ class Decoder(nnx.Module):
 
 
 def _periods(layers: Any, config: DecoderConfig) -> Iterator[tuple[Any, tuple[LayerKind, ...]]]:
-    """Stacked layers [L, ...] cut into whole periods [n, p, ...] and the rest [1, r, ...], each with its kinds."""
+    """Stacked layers [L, ...] cut into whole periods [n, p, ...] and the rest [1, r, ...], each with its kinds.
+
+    Where a period is a single layer they stay [n, ...]: for an axis of size 1, XLA copies all weights in every call.
+    """
 
     def cut(start: int, stop: int, period: int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[start:stop].reshape(-1, period, *leaf.shape[1:]), layers)
+        some = jax.tree.map(lambda leaf: leaf[start:stop], layers)
+        return some if period == 1 else jax.tree.map(lambda leaf: leaf.reshape(-1, period, *leaf.shape[1:]), some)
 
     kinds = config.kinds
     left = config.num_layers % len(kinds)
