@@ -94,6 +94,9 @@ def main() -> None:
         cells = []
         for name in names:
             values = [result[name] for result in results]
+            if any(map(math.isnan, values)):  # which statistics.stdev does not take
+                cells.append("")
+                continue
             spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.2f}{spread}")
         print(f"| {mode} | {' | '.join(cells)} |")

@@ -171,8 +171,11 @@ class Checkpoints:
 
 
 def nothing_to_do(trainer: TrainerConfig, resumed: Path, step: int, total_steps: int) -> str | None:
-    """What to tell where the checkpoint `resumed`, of `step`, is the run's last; None where steps are left."""
-    if step < total_steps:
+    """What to tell where the checkpoint `resumed`, of `step`, is the run's last.
+
+    None where steps are left, or where validation is all that is asked for.
+    """
+    if step < total_steps or trainer.val_only:
         return None
     more = "trainer.total_training_steps" if trainer.total_training_steps else "trainer.total_epochs"
     return (

@@ -23,7 +23,8 @@ STEPS = 4
 
 @pytest.mark.parametrize(("mode", "staleness"), [("sync", [0, 0, 0, 0]), ("one_step_off", [0, 1, 1, 1])])
 def test_mode_runs_to_its_end(command, mode, staleness):
-    output = command.run(f"trainer.mode={mode}", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2")
+    settings = (f"trainer.mode={mode}", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2")
+    output = command.run(*settings)
     metrics = command.metrics()
     assert [metrics[step]["training/staleness"] for step in range(1, STEPS + 1)] == staleness
     assert "step 4/4" in output
@@ -40,6 +41,12 @@ def test_mode_runs_to_its_end(command, mode, staleness):
     overlap = generation_overlap(read_spans(command.folder / "timeline.json"))
     if mode == "sync":
         assert set(overlap.values()) == {0}
+        # What is complete can still be validated, and says the same.
+        assert "validation at step 4" in command.run(*settings, "trainer.val_only=true")
+        again = command.metrics()
+        assert {name: again[4][name] for name in metrics[4] if not name.startswith("timing_s/")} == {
+            name: value for name, value in metrics[4].items() if not name.startswith("timing_s/")
+        }
     else:
         assert all(overlap[step] > 0 for step in range(1, STEPS)), overlap
 
