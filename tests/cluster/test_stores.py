@@ -20,11 +20,22 @@ from jaxrl_ppo.weights.reader import read_tensors
 TENSORS = {"a": np.arange(6, dtype=np.float32)}
 
 
-@pytest.fixture
-def node():
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield ray.get_runtime_context().get_node_id()
+@pytest.fixture(scope="module")
+def two_nodes():
+    """A cluster with a node beside its head."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    other = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    yield cluster, other
     ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def node(two_nodes):
+    """The driver's own node."""
+    return ray.get_runtime_context().get_node_id()
 
 
 def process_of(store) -> int:
@@ -105,18 +116,6 @@ async def test_a_store_that_cannot_be_made_is_told_of_with_its_cause_and_not_wai
     with pytest.raises(StoreFailed, match=rf"^the weight store of node {node} does not start: FileNotFoundError: .*"):
         await stores.add(node)
     assert stores.by_node == {}
-
-
-@pytest.fixture
-def two_nodes():
-    """A cluster with a node beside its head."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    other = cluster.add_node(num_cpus=1)
-    cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    yield cluster, other
-    ray.shutdown()
-    cluster.shutdown()
 
 
 def ask_until_gone(store):
