@@ -3,7 +3,8 @@
     python benchmarks/data.py --rows 10000000
 
 Each reader runs in a process of its own with an empty cache, shuffles all rows, and tokenises a first batch of 1024
-prompts with the same tokenizer. Needs `pip install datasets` and the quickstart's tokenizer (`make run` prepares it).
+prompts with the same tokenizer. Needs the extra `benchmark` (.venv/bin/pip install -c requirements/constraints.txt -e
+'.[benchmark]') and the quickstart's tokenizer (`make run` prepares it).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 BATCH = 1024
@@ -108,6 +110,8 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="a file written before; default: a new one")
     parser.add_argument("--reader", choices=("ours", "datasets"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if find_spec("datasets") is None:
+        parser.error("the package datasets is not installed: it comes with the extra `benchmark` (see --help)")
     if args.reader:
         started = time.perf_counter()
         tokens = (ours if args.reader == "ours" else theirs)(args.file, args.tokenizer)
