@@ -160,11 +160,11 @@ class Run:
         return found
 
     def find(self, title: str) -> psutil.Process | None:
-        """One of the run's processes whose command line has `title` in it, at random."""
+        """One of the run's processes whose command line has `title` in it, at random, but none that is stopped."""
         found = []
         for process in self._descendants():
             try:
-                if title in " ".join(process.cmdline()):
+                if title in " ".join(process.cmdline()) and process.status() != psutil.STATUS_STOPPED:
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue

@@ -45,6 +45,7 @@ class RolloutWorker:
                 index=self.index,
                 sleeps=sizes.takes_turns(self.config) and rollout.free_cache_engine,
                 start_deadline_s=self.config.trainer.deadlines.start_s,
+                deadline_s=self.config.trainer.deadlines.weights_s,
             )
         else:
             from jaxrl_ppo.rollout.jax_engine import JaxEngine

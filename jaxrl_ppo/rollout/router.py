@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DESCRIBED_CHARACTERS = 400  # of an error from another process; Ray adds tables to some
+GENERATION, WEIGHTS, START = (f"trainer.deadlines.{name}_s" for name in ("generation", "weights", "start"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Deadlines in seconds, and how much failing is too much."""
+    """Deadlines in seconds, by the keys that a run takes them from, and how much failing is too much."""
 
-    completion_s: float = 1800.0  # a replica that finishes none of its requests for so long has failed
-    load_s: float = 900.0
-    score_s: float = 300.0
+    completion_s: float = 1800.0  # GENERATION: a replica that finishes none of its requests for so long has failed
+    load_s: float = 900.0  # WEIGHTS: for the load, the probe after it, and falling asleep
     health_s: float = 60.0
-    replace_s: float = 1800.0
+    replace_s: float = 1800.0  # START
     close_s: float = 60.0
     backoff_s: float = 1.0  # before the second replacement in a row; doubles with each further one
     max_attempts: int = 3  # replicas that one request may fail on
@@ -161,7 +161,9 @@ class Router:
             serving = {index: self._replicas[index] for index in self.live}
             failed = await self._each(
                 serving,
-                lambda index, replica: within(replica.sleep(), self._limits.load_s, f"replica {index} to fall asleep"),
+                lambda index, replica: within(
+                    replica.sleep(), self._limits.load_s, f"replica {index} to fall asleep ({WEIGHTS})"
+                ),
             )
             for index, error in failed.items():
                 self._fail(index, serving[index], error)
@@ -175,8 +177,8 @@ class Router:
         scores: dict[int, np.ndarray] = {}
 
         async def score(index: int, replica: RolloutEngine) -> None:
-            what = f"replica {index} to score {len(token_ids)} tokens"
-            scores[index] = await within(replica.score(token_ids), self._limits.score_s, what)
+            what = f"replica {index} to score {len(token_ids)} tokens ({WEIGHTS})"
+            scores[index] = await within(replica.score(token_ids), self._limits.load_s, what)
 
         while not scores:
             await self._until_one_lives()
@@ -232,7 +234,7 @@ class Router:
         completions = replica.generate([self._tickets[ticket][1] for ticket in tickets])
         try:
             while True:
-                what = f"replica {index} to finish one of {len(pending)} requests ({some_of(pending)})"
+                what = f"replica {index} to finish one of {len(pending)} requests ({some_of(pending)}) ({GENERATION})"
                 completion = await within(anext(completions), self._limits.completion_s, what)
                 completion.replica = index
                 ticket = pending.pop(completion.request_id)
@@ -278,7 +280,8 @@ class Router:
             if attempt:
                 await asyncio.sleep(limits.backoff_s * 2 ** (attempt - 1))
             try:
-                replica = await within(replace(index), limits.replace_s, f"the replacement of replica {index}")
+                what = f"the replacement of replica {index} ({START})"
+                replica = await within(replace(index), limits.replace_s, what)
                 await self._catch_up(index, replica)
             except Exception as error:
                 self._on_fault(
@@ -304,10 +307,11 @@ class Router:
             loaded = manifest
 
     async def _load(self, index: int, replica: RolloutEngine, manifest: WeightManifest) -> None:
-        what = f"replica {index} to load weight version {manifest.version}"
+        what = f"replica {index} to load weight version {manifest.version} ({WEIGHTS})"
         await within(replica.load_weights(manifest), self._limits.load_s, what)
         if self._verify is not None:
-            await within(self._verify(index, replica, manifest), self._limits.score_s, f"the probe of replica {index}")
+            what = f"the probe of replica {index} ({WEIGHTS})"
+            await within(self._verify(index, replica, manifest), self._limits.load_s, what)
 
     async def _until_one_lives(self) -> None:
         while not self.live:

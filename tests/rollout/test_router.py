@@ -220,7 +220,8 @@ async def test_a_replacement_that_hangs_meets_its_deadline():
 
     limits = Limits(replace_s=0.1, backoff_s=0.0, max_replacements=2)
     router = Router([FakeReplica(good=0, then=DIE)], replace=replace, limits=limits)
-    with pytest.raises(RolloutError, match="gave up waiting for the replacement of replica 0 after"):
+    late = r"gave up waiting for the replacement of replica 0 \(trainer\.deadlines\.start_s\) after"
+    with pytest.raises(RolloutError, match=late):
         await collect(router, requests(1))
 
 
@@ -331,11 +332,33 @@ async def test_verification_runs_on_every_loaded_replica_and_can_refuse_one():
     assert verified == [(0, 2, False), (1, 2, False), (1, 2, True)]
 
 
+async def test_a_probe_that_hangs_fails_its_replica_at_the_deadline_of_the_weights():
+    faults = []
+
+    async def verify(index, replica, loaded):
+        await asyncio.Event().wait()
+
+    async def replace(index):
+        raise EngineDead("no more")
+
+    router = Router(
+        [FakeReplica()],
+        replace=replace,
+        verify=verify,
+        limits=Limits(load_s=0.1, backoff_s=0.0),
+        on_fault=lambda name, message: faults.append((name, message)),
+    )
+    with pytest.raises(RolloutError, match="no rollout replica is left"):
+        await router.load_weights(manifest(2))
+    late = "gave up waiting for the probe of replica 0 (trainer.deadlines.weights_s) after 0.1 s"
+    assert faults[0] == ("replica_failed", f"replica 0 failed with 0 requests: DeadlineExceeded: {late}")
+
+
 async def test_every_living_replica_is_scored_and_a_failing_one_is_left_out():
     router = Router([FakeReplica(), FakeReplica(then=DIE), FakeReplica()])
     assert [scores.shape for scores in await router.score([1, 2, 3])] == [(2,), (2,)]
     assert router.live == [0, 2]
-    hung = Router([FakeReplica(then=HANG)], limits=Limits(score_s=0.1))
+    hung = Router([FakeReplica(then=HANG)], limits=Limits(load_s=0.1))
     with pytest.raises(RolloutError, match="replica 0 to score 3 tokens"):
         await hung.score([1, 2, 3])
 
