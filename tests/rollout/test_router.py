@@ -1,15 +1,12 @@
 """The router over fake replicas that fail on command: routing, re-routing, replacement, deadlines, weights."""
 
 import asyncio
-import logging
 
 import numpy as np
 import pytest
 
-from jaxrl_ppo.rollout.deadline import within
-from jaxrl_ppo.rollout.dispatch import Dispatcher
 from jaxrl_ppo.rollout.engine import Completion, Request, SamplingParams
-from jaxrl_ppo.rollout.errors import DeadlineExceeded, EngineDead, RequestError, RolloutError
+from jaxrl_ppo.rollout.errors import EngineDead, RequestError, RolloutError
 from jaxrl_ppo.rollout.router import Limits, Router
 from jaxrl_ppo.weights.manifest import WeightError, WeightManifest
 
@@ -379,22 +376,6 @@ async def test_closing_closes_replicas_and_stops_recoveries():
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_past_half_of_a_deadline_a_line_names_what_is_awaited(caplog):
-    caplog.set_level(logging.WARNING)
-    event = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.6, event.set)
-    await within(event.wait(), 1.0, "the moon")
-    assert "still waiting for the moon" in caplog.text
-    with pytest.raises(DeadlineExceeded, match=r"gave up waiting for the moon after 0\.05 s"):
-        await within(asyncio.Event().wait(), 0.05, "the moon")
-
-    async def times_out_by_itself():
-        raise TimeoutError("a socket")
-
-    with pytest.raises(TimeoutError, match="a socket"):
-        await within(times_out_by_itself(), 5, "the moon")
-
-
 async def test_errors_from_other_processes_are_told_without_their_traceback():
     wrapped = RuntimeError("Traceback (most recent call last):\n  File ...")
     wrapped.cause = EngineDead("the core is gone")
@@ -402,34 +383,6 @@ async def test_errors_from_other_processes_are_told_without_their_traceback():
     with pytest.raises(RolloutError) as raised:
         await collect(router, requests(1))
     assert str(raised.value) == "no rollout replica is left (replica 0: EngineDead: the core is gone)"
-
-
-def test_dispatcher_is_deterministic_and_balanced():
-    def run():
-        dispatcher = Dispatcher(3)
-        dispatcher.submit(range(5))
-        taken = [dispatcher.take()]
-        dispatcher.finished(0)
-        dispatcher.submit([5, 6, 7])
-        taken.append(dispatcher.take())
-        return taken, dispatcher.loads
-
-    assert run() == run() == ([{0: [0, 1], 1: [2, 3], 2: [4]}, {0: [5, 6], 2: [7]}], [3, 2, 2])
-
-
-def test_dispatcher_requeues_the_tickets_of_a_failed_replica_first_and_gives_up_on_some():
-    dispatcher = Dispatcher(2, max_in_flight=2, max_attempts=2)
-    dispatcher.submit(range(6))
-    assert dispatcher.take() == {0: [0, 1], 1: [2, 3]}
-    assert dispatcher.failed(0) == []
-    assert dispatcher.waiting == [0, 1, 4, 5]
-    assert dispatcher.take() == {}
-    dispatcher.joined(0)
-    assert dispatcher.take() == {0: [0, 1]}
-    assert dispatcher.failed(0) == [0, 1]
-    assert (dispatcher.loads, dispatcher.live, dispatcher.waiting) == ([0, 2], [1], [4, 5])
-    dispatcher.finished(4)
-    assert dispatcher.waiting == [5]
 
 
 async def test_it_sleeps_when_every_replica_does_replaced_ones_too():
