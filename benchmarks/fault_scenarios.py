@@ -172,16 +172,16 @@ def _has_replica(node: Node) -> bool:
 
 def tell_to_stop(scenario: Scenario) -> None:
     """The command gets SIGTERM, twice; the same command goes on."""
-    run = scenario.run(ONE_STEP_OFF, SHORT)
-    for after in (1, 3):
+    run = scenario.run(ONE_STEP_OFF, STEPS)
+    for _ in range(2):
         run.start()
-        run.wait_for_step(after)
+        run.wait_for_step(run.step() + 1)  # a step of its own: before that it may not know the signal yet
         assert run.process is not None
         run.process.terminate()
         scenario.hurt(True)
         scenario.stops(run, 143, "stopped after step")
     run.start()
-    scenario.ends(run, ONE_STEP_OFF, SHORT, exact=True)
+    scenario.ends(run, ONE_STEP_OFF, STEPS, exact=True)
 
 
 def kill_driver(scenario: Scenario, mode: Mode, kills: int, *more: str, exact: bool = True) -> None:
