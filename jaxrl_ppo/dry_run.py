@@ -79,8 +79,11 @@ def _own_algorithms(config: Config) -> list[str]:
     named = [spec for spec in own if ".py:" in spec]
     if not named:
         return []
-    from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms  # JAX takes a second to import
+    import jax  # takes a second
 
+    from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms
+
+    jax.config.update("jax_platforms", "cpu")  # accelerators may be a run's
     check_algorithms(config)
     return [f"{spec}: tried on made-up samples" for spec in named]
 

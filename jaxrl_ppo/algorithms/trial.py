@@ -11,12 +11,20 @@ from jaxrl_ppo.algorithms.advantages.inputs import AdvantageInputs
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss
 from jaxrl_ppo.algorithms.registry import Advantage, PolicyLoss
 from jaxrl_ppo.algorithms.settings import AdvantageSettings, PolicyLossSettings
+from jaxrl_ppo.user_code import UserCodeError
 
 SAMPLES, TOKENS, PARTS = 4, 3, 2
 
 
 def try_advantage(estimator: Advantage, config: AdvantageSettings) -> None:
-    """Run an estimator on two prompts' samples. Raises UserCodeError or ValueError for what it does wrongly."""
+    """Run an estimator on two prompts' samples. Raises UserCodeError for what it does wrongly."""
+    try:
+        _run_advantage(estimator, config)
+    except ValueError as error:
+        raise UserCodeError(f"{error} (tried on made-up samples)") from error
+
+
+def _run_advantage(estimator: Advantage, config: AdvantageSettings) -> None:
     ones = np.ones((SAMPLES, TOKENS), np.float32)
     ramp = np.linspace(-1, 1, SAMPLES * TOKENS, dtype=np.float32).reshape(SAMPLES, TOKENS)
     advantage_function(estimator, config)(

@@ -108,8 +108,9 @@ class Console:
         for name, old, new in validation_change(before, after):
             self._rich.print(Text(f"{name}: {old:.3f} before, {new:.3f} after training", style="bold"))
         seconds = time.monotonic() - self._started
-        resumed = f" since step {self._start_step}; all {self._total} steps took {seconds_in_steps:.0f} s"
-        took = f"finished in {seconds:.0f} s{resumed if self._start_step else ''}"
+        took = f"finished in {seconds:.0f} s"
+        if self._start_step and seconds_in_steps:  # not where it has validated and made no step
+            took += f" since step {self._start_step}; all {self._total} steps took {seconds_in_steps:.0f} s"
         self._rich.print(Text(f"{took}; metrics, timeline, samples, checkpoints: {folder}"))
 
     def _seconds_left(self, step: int) -> float | None:

@@ -32,6 +32,8 @@ FAULTS = (
 
 Event = tuple[Any, ...]  # the name of a Console method and its arguments
 
+VAL_ONLY = "val_only"  # in the run folder: what a run with trainer.val_only=true writes
+
 
 class RunObserver:
     """Writes the run folder and feeds the trackers; `tell` gets what the console shows, as (method, *arguments)."""
@@ -48,10 +50,12 @@ class RunObserver:
     ):
         """`config` is for the trackers, `config_yaml` for the folder. Raises TrackerError for a tracker that fails."""
         root = Path(settings.default_local_dir)
+        if settings.val_only:  # a record of its own: that of the training which made the weights stays as it is
+            root, resume_step = root / VAL_ONLY, None
         self._settings, self._decode, self._tell = settings, decode, tell
         self.folder = RunFolder(root)
         previous = self.folder.start(config_yaml=config_yaml, resume_step=resume_step)
-        if previous is not None:
+        if previous is not None and not settings.val_only:
             tell(("note", f"no checkpoint to go on from: step 1 is next; what an older run wrote is in {previous}"))
         self._timeline = Timeline(root / "timeline.json", resume_step=resume_step)
         self._faults: collections.Counter[str] = collections.Counter()
@@ -97,7 +101,7 @@ class RunObserver:
         if self._settings.log_val_generations:
             rows = [(self._decode(p.token_ids), s.text or "", s.reward or 0.0) for p, s in zip(prompts, samples)]
             self._trackers.log_generations(choose_generations(rows, self._settings.log_val_generations), step)
-        if step == 0:  # validations after a step are among that step's metrics
+        if step == 0 or self._settings.val_only:  # validations after a step are among that step's metrics
             self.folder.write_metrics(step, metrics)
             self._trackers.log(metrics, step)
         self._tell(("validation", step, dict(metrics)))

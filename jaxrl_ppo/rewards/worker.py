@@ -64,8 +64,11 @@ def main() -> None:
     setup: Setup = link.receive()
     try:
         method = Method(setup.method)
-    except (UserCodeError, SystemExit) as error:
+    except UserCodeError as error:
         link.send({"error": str(error)})
+        return
+    except SystemExit as error:
+        link.send({"error": f"the reward function's file called sys.exit({error.code!r}) while it was loaded"})
         return
     except BaseException as error:  # a user's class may raise anything when it is made
         link.send({"error": from_exception(error).failure.message})  # type: ignore[union-attr]

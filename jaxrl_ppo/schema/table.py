@@ -153,10 +153,12 @@ def _run(config: Config) -> list[tuple[str, str]]:
     length = f"{trainer.total_epochs} epoch{'s' * (trainer.total_epochs != 1)}"
     if trainer.total_training_steps is not None:
         length = f"{trainer.total_training_steps} steps"
+    if trainer.val_only:
+        length = "no step: validation alone"
     validations = ["before the first step"] if trainer.val_before_train else []
     if trainer.test_freq > 0:
         validations += [f"every {trainer.test_freq} steps", "after the last"]
-    validation = ", ".join(validations) or "none"
+    validation = "once" if trainer.val_only else ", ".join(validations) or "none"
     save = f"every {trainer.save_freq} steps" if trainer.save_freq > 0 else "none"
     return [
         ("pipeline", trainer.mode),

@@ -53,7 +53,7 @@ class TrainerConfig:
     )
     test_freq: int = key(-1, "Steps between validations; -1: none between.", ge=1, or_minus_one=True)
     val_before_train: bool = key(True, "Validate before the first step.")
-    val_only: bool = key(False, "Validate and stop.")
+    val_only: bool = key(False, "Validate and stop; what it finds is in the run folder's val_only/.")
     resume_mode: str = key(
         "auto",
         "Go on after the newest checkpoint, start anew, or go on from resume_from_path.",

@@ -14,6 +14,9 @@ Tree = Any
 MODEL, OPTIMIZER, EXTRA = "model", "optimizer", "extra"  # as in actor.checkpoint.save_contents
 
 
+ERROR_CHARACTERS = 500  # of storage errors, which list every array
+
+
 class StateError(RuntimeError):
     """A folder that does not hold a complete trainer state, or holds another model's."""
 
@@ -71,8 +74,12 @@ class StateStore:
         }
         try:
             return dict(self._checkpointer.restore(folder, ocp.args.Composite(**items)).items())
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            raise StateError(f"{folder} is damaged, or another model's: {error}") from error
+        except (ValueError, LookupError, TypeError, OSError, RuntimeError) as error:  # by what is damaged
+            text = str(error)[:ERROR_CHARACTERS]
+            raise StateError(
+                f"{folder} is damaged, or another model's: {text}. To go on from an older checkpoint: "
+                "trainer.resume_mode=resume_path and its folder, global_step_N, as trainer.resume_from_path"
+            ) from error
 
     def close(self) -> None:
         """Wait for the last save and end the background threads."""
@@ -85,7 +92,7 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise SaveError(f"{type(error).__name__}: {str(error)[:500]}") from error
+        raise SaveError(f"{type(error).__name__}: {str(error)[:ERROR_CHARACTERS]}") from error
 
 
 def abstract(tree: Tree, shardings: Tree) -> Tree:

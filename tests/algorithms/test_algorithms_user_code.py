@@ -186,11 +186,16 @@ def test_a_users_code_is_tried_before_a_run(user_file):
 
         def bad_loss(inputs, config):
             return inputs.log_probs * config.no_such_setting, {}
+
+        def infinite(inputs, config):
+            return inputs.spread(inputs.scores) * jnp.inf, inputs.spread(inputs.scores)
     """)
     try_advantage(find_advantage(f"{path}:good"), settings())
     try_policy_loss(find_policy_loss(f"{path}:good_loss"), settings())
     with pytest.raises(UserCodeError, match="must return advantages and returns"):
         try_advantage(find_advantage(f"{path}:bad"), settings())
+    with pytest.raises(UserCodeError, match=r"infinite: advantages are not finite in 4 samples, .*made-up samples"):
+        try_advantage(find_advantage(f"{path}:infinite"), settings())
     with pytest.raises(UserCodeError, match=r"AttributeError: .*no_such_setting.* line 17"):
         try_policy_loss(find_policy_loss(f"{path}:bad_loss"), settings())
 

@@ -18,7 +18,7 @@ ACCURACY = "val-core/sums/acc/mean@1"
 def observe(tmp_path):
     """Makes an observer and the list of what it tells."""
 
-    def make(resume_step=None):
+    def make(resume_step=None, **changed):
         settings = dataclasses.replace(
             TrainerConfig(),
             default_local_dir=str(tmp_path / "run"),
@@ -28,6 +28,7 @@ def observe(tmp_path):
             log_val_generations=1,
             rollout_data_dir=str(tmp_path / "rollouts"),
             validation_data_dir=str(tmp_path / "validations"),
+            **changed,
         )
         told = []
         observer = RunObserver(
@@ -83,3 +84,21 @@ def test_a_run_that_failed_has_no_summary(observe):
     observer.warn("careful")
     observer.finish(succeeded=False)
     assert told == [("warning", "careful")]
+
+
+def test_validation_alone_leaves_the_record_of_the_training_as_it_is(observe, tmp_path, batch, samples):
+    observer, _ = observe()
+    observer.rollout(1, batch, samples)
+    observer.validation(1, batch.prompts, samples[:2], {ACCURACY: 0.75})
+    observer.step(1, {"timing_s/step": 100.0, ACCURACY: 0.75})
+    observer.finish(succeeded=True)
+    folder = tmp_path / "run"
+    written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    for accuracy in (0.5, 0.25):  # the second time, what the first wrote is set aside
+        observer, told = observe(resume_step=1, val_only=True)
+        observer.validation(1, batch.prompts, samples[:2], {ACCURACY: accuracy})
+        observer.finish(succeeded=True)
+        assert [event[0] for event in told] == ["validation", "summary"]
+        assert [(row["step"], row[ACCURACY]) for row in read_metrics(folder / "val_only")] == [(1, accuracy)]
+    assert written == {path: path.read_bytes() for path in written}

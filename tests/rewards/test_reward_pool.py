@@ -315,7 +315,7 @@ async def test_cancelled_calls_leave_a_working_pool(started, tokenizer, function
             r"ground_truth, extra_info: .*line 2\)",
         ),
         ("import os\nos._exit(9)\n", "a reward process ended with exit status 9 before it was ready"),
-        ("import sys\nsys.exit('bye')\n", "bye"),
+        ("import sys\nsys.exit('bye')\n", r"the reward function's file called sys\.exit\('bye'\) while it was loaded"),
     ],
 )
 async def test_a_bad_function_file_is_an_error_at_start(started, function_file, source, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 
 import numpy as np
@@ -151,6 +152,11 @@ def test_a_resumed_trainer_goes_on_to_the_bit(trainer, tiny_model, tmp_path):
             file.unlink()
     with pytest.raises(StateError, match="damaged"):
         other.restore(tmp_path / "emptied")
+    shutil.copytree(tmp_path / "state", tmp_path / "cut")
+    for file in (tmp_path / "cut" / "model").rglob("d/*"):
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(StateError, match=r"cut is damaged, (.|\n)*trainer\.resume_mode=resume_path"):
+        other.restore(tmp_path / "cut")
     with pytest.raises(StateError, match="does not exist"):
         other.restore(tmp_path / "nothing")
 
