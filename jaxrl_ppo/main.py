@@ -120,6 +120,10 @@ def check_and_run(composed: DictConfig) -> None:
         looked = look_further(checked.config)
         print(*(f"note: {note}" for note in looked.notes), sep="\n", end="\n" * bool(looked.notes), flush=True)
         if checked.config.trainer.dry_run:
+            try:
+                check_devices(checked.config)
+            except DeviceError as error:  # it may be tried on another machine than it will run on
+                print(f"note: a run would stop here: {error}")
             print(*looked.lines, sep="\n")
             print("dry run: nothing was started")
             return

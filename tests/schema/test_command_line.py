@@ -92,7 +92,9 @@ def test_what_hydra_cannot_compose_exits_2(needed: list[str], argument: str, wor
 
 def test_devices_that_are_not_here_stop_a_run_but_not_a_dry_run(needed: list[str]) -> None:
     tpu = [*needed, "trainer.device=tpu", "trainer.n_gpus_per_node=4", "actor_rollout_ref.hybrid_engine=false"]
-    assert run(*tpu, "trainer.dry_run=true").returncode == 0
+    dry = run(*tpu, "trainer.dry_run=true")
+    assert dry.returncode == 0
+    assert "note: a run would stop here: 8 TPU device(s) are needed here" in dry.stdout
     result = run(*tpu)
     assert result.returncode == 2
     assert "8 TPU device(s) are needed here" in result.stderr
