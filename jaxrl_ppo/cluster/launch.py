@@ -57,6 +57,8 @@ def start_ray(config: Config) -> None:
     settings = config.ray_kwargs.ray_init
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Else Ray lets the driver wait for idle workers that it starts beforehand: for ever, where those are late.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     local = {"num_cpus": settings.num_cpus or os.cpu_count(), "include_dashboard": False} if address == "local" else {}
     for attempt in range(START_ATTEMPTS):
         before = set(psutil.Process().children(recursive=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,3 +63,15 @@ def test_a_task_runner_that_does_not_start_is_named_and_given_up(local_ray, caps
     assert len(str(failed.value).splitlines()) == 1
     waited = "still waiting for the task runner to start (trainer.deadlines.start_s) after 1 of 2 s\n"
     assert capsys.readouterr().out == waited
+
+
+def test_no_driver_waits_for_workers_that_nobody_asked_for(monkeypatch):
+    """Where the machine is so busy that they do not register in time, Ray never lets the driver in."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_prestart_worker_first_driver", raising=False)
+    launch.start_ray(Config())
+    try:
+        (log,) = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("raylet.out")
+        assert "Started worker process" not in log.read_text()
+    finally:
+        ray.shutdown()
