@@ -109,8 +109,8 @@ async def test_engine_equals_transformers_and_the_decoder(smollm2, decoder, orac
         ours.append(done[request.id].log_probs)
         trainers.append(log_probs[row, len(request.prompt_ids) - 1 : lengths[row] - 1])
     ours, trainers = np.concatenate(ours), np.concatenate(trainers)
-    # Each differs from float64 by 8e-6 (root mean square, 4e-5 at most), as transformers in float32 does: so probabilities
-    # are equal to 1e-5, and all log-probs are but for a few unlikely tokens'.
+    # Each differs from float64 by 8e-6 (root mean square, 4e-5 at most), as transformers in float32 does: probabilities
+    # are equal to 1e-5, and so are all log-probs but a few unlikely tokens'.
     difference = np.abs(ours - trainers)
     assert np.abs(np.exp(ours) - np.exp(trainers)).max() < 1e-5
     assert (difference < 1e-5 + 1e-5 * np.abs(trainers)).mean() > 0.97
