@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -29,7 +31,7 @@ from jaxrl_ppo.schema import sizes, table
 from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault
 from jaxrl_ppo.schema.legacy import migrate_legacy_reward_impl
-from jaxrl_ppo.schema.overrides import given_keys, normalise
+from jaxrl_ppo.schema.overrides import flaw, given_keys, normalise
 from jaxrl_ppo.schema.rules_reward_model import judge_served
 from jaxrl_ppo.schema.validate import Checked, validate_config
 
@@ -77,6 +79,11 @@ def main() -> None:
     Plugins.instance().register(PackagedConfigs)
     sys.argv[1:] = normalise(sys.argv[1:], CONFIG_FOLDER)
     check_config_name(sys.argv[1:])
+    try:
+        check_arguments(sys.argv[1:])
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_CONFIGURATION)
     composed = False
 
     def job(configuration: DictConfig) -> None:
@@ -103,6 +110,23 @@ def check_config_name(arguments: Sequence[str]) -> None:
     meant, there = f" Did you mean {near[0]}?" if near else "", ", ".join(names)
     print(f"--config-name={name}: there is no such configuration; there are {there}.{meant}", file=sys.stderr)
     sys.exit(BAD_CONFIGURATION)
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise ConfigError, naming each, for arguments (as `normalise` gives them) that Hydra could not read."""
+    parser, faults = OverridesParser.create(), []
+    for argument in arguments:
+        if argument.startswith("-"):
+            continue
+        given, said = argument.removeprefix("++"), None
+        try:
+            parser.parse_override(argument)
+        except HydraException as error:
+            said = str(error).splitlines()[0]
+        if said is not None or argument.startswith("="):
+            faults.append(Fault((given.partition("=")[0],), f"{given}: {flaw(given, str(said))}"))
+    if faults:
+        raise ConfigError(faults)
 
 
 def check_and_run(composed: DictConfig) -> None:

@@ -20,7 +20,7 @@ from jaxrl_ppo.data.local import LocalCopyError, copy_to_local
 from jaxrl_ppo.data.rows import DataError
 from jaxrl_ppo.data.tokenizer import TokenizerError, hf_tokenizer
 from jaxrl_ppo.doctor.finding import Finding, looking, note, ok, problem, try_in_child
-from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs, check_devices, joins_cluster, read_config
+from jaxrl_ppo.main import CONFIG_FOLDER, PackagedConfigs, check_arguments, check_devices, joins_cluster, read_config
 from jaxrl_ppo.models.config import ModelFolderError, load_decoder_config
 from jaxrl_ppo.observability.trackers import TrackerError, check_trackers
 from jaxrl_ppo.rollout.tools import configured_tools
@@ -37,6 +37,7 @@ def configuration(name: str, overrides: Sequence[str]) -> tuple[list[Finding], C
     Plugins.instance().register(PackagedConfigs)
     arguments = normalise(overrides, CONFIG_FOLDER)
     try:
+        check_arguments(arguments)
         with hydra.initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
             composed = hydra.compose(name, arguments)
         checked = read_config(composed, given_keys(arguments))

@@ -12,6 +12,9 @@ WITH_VALUE |= {"--experimental-rerun", "--info", "-i"}
 FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
 # A band of two bounds, which Hydra would take for one number with _ between its digits.
 BAND = re.compile(r"[\d.]+_[\d._,]+")
+# How a shell hands on a value that Hydra is not to take apart.
+QUOTED = "A value with such characters is quoted twice: 'KEY=\"VALUE\"'"
+CLOSED_BY = {"[": "]", "{": "}", "(": ")"}
 KEY_VALUE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w.\-]*)=")
 
 
@@ -30,6 +33,43 @@ def normalise(arguments: Sequence[str], config_folder: Path) -> list[str]:
 def given_keys(overrides: Sequence[str]) -> frozenset[str]:
     """The dotted keys that Hydra's overrides set."""
     return frozenset(match["key"] for text in overrides if (match := KEY_VALUE.match(text)))
+
+
+def flaw(argument: str, said: str) -> str:
+    """What is wrong with an argument that Hydra cannot read; where that is not plain, what Hydra `said` of it."""
+    key, equals, value = argument.partition("=")
+    if not equals:
+        return "is no setting: one is KEY=VALUE, with no space on either side of the ="
+    if not key.strip():
+        return "has no key: a setting is KEY=VALUE, with no space on either side of the ="
+    if wrong := _unbalanced(value):
+        return f"{wrong}. {QUOTED}"
+    if re.search(r",\s*[\]})]", value):
+        return "there is a comma with nothing after it"
+    if "=" in value:
+        return f"there is a second =. {QUOTED}"
+    return f"Hydra cannot read it: {said}. {QUOTED}"
+
+
+def _unbalanced(value: str) -> str | None:
+    """Which bracket or quote of `value` has no other, in words."""
+    still_open: list[str] = []
+    quote = ""
+    for character in re.sub(r"\\.", "", value):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in CLOSED_BY:
+            still_open.append(character)
+        elif character in CLOSED_BY.values():
+            if not still_open:
+                return f"a {character} closes nothing"
+            if CLOSED_BY[last := still_open.pop()] != character:
+                return f"a {last} is closed by {character}"
+    if quote:
+        return f"the quote {quote} is not closed"
+    return f"the {still_open[-1]} is not closed" if still_open else None
 
 
 def _attach_values(arguments: Sequence[str], config_folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from schema_cases import CONFIG_FOLDER, ROOT, compose_tree
 
 import device
-from jaxrl_ppo.main import read_config
+from jaxrl_ppo.main import check_arguments, read_config
 from jaxrl_ppo.schema.coerce import walk
 from jaxrl_ppo.schema.faults import ConfigError
 from jaxrl_ppo.schema.overrides import given_keys, normalise
@@ -78,7 +78,7 @@ def test_bad_configuration_exits_2_without_a_traceback(needed: list[str]) -> Non
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("trainer.logger=[console", "no viable alternative"),
+        ("trainer.logger=[console", "  - trainer.logger=[console: the [ is not closed. A value with such"),
         ("--config-name=nowhere", "--config-name=nowhere: there is no such configuration"),
         ("data.seed=${no.such.key}", "data.seed: Interpolation key 'no.such.key' not found"),
     ],
@@ -170,6 +170,32 @@ def test_config_path_of_verls_recipes(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "config").mkdir()
     assert normalise(["--config-path", "config"], CONFIG_FOLDER) == [f"--config-path={tmp_path}/config"]
     assert normalise(["--config-path", "none"], CONFIG_FOLDER) == ["--config-path=none"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("trainer.logger=[console]]", "a ] closes nothing"),
+        ("a.b={x: [1}", "a [ is closed by }"),
+        ("a.b=it's", "the quote ' is not closed"),
+        ("a.b=[1,]", "there is a comma with nothing after it"),
+        ("a.b==3", "there is a second ="),
+        ("a.b=3;", "Hydra cannot read it: token recognition error at: ';'"),
+        ("a.b", "is no setting: one is KEY=VALUE"),
+        ("=3", "has no key"),
+    ],
+)
+def test_an_argument_that_cannot_be_read_is_named_with_what_is_wrong(argument: str, wrong: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(normalise(["-m", "trainer.nnodes=1", argument, "~a.c"], CONFIG_FOLDER))
+    (only,) = caught.value.faults
+    assert only.message.startswith(f"{argument}: {wrong}")
+
+
+def test_arguments_that_can_be_read() -> None:
+    check_arguments(
+        normalise(["a.b='x=[y'", "a.b=[1, {x: 'it'}]", "a.b=", "~a", "a@b=c", "a=1,2", r"a=\[", "-cn=="], CONFIG_FOLDER)
+    )
 
 
 def test_given_keys() -> None:
