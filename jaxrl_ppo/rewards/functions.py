@@ -34,6 +34,9 @@ class FunctionSpec:
     weight: float = 1.0
     key: str = FUNCTION_KEY  # the configuration key, for messages
 
+    def __str__(self) -> str:
+        return f"{self.name} of {self.path} ({self.key})" if self.path else "the data source's own scorer"
+
 
 def load_function(
     spec: FunctionSpec, names: Sequence[str], runner: code.CodeRunner, judge: Judge | None

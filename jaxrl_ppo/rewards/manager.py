@@ -58,7 +58,11 @@ class RewardManager:
         self._max_failure_rate = reward.max_failure_rate
         self._method = method_of(config, judge_folder)
         self._pool = RewardPool(
-            self._method, num_workers=reward.num_workers, timeout_s=reward.timeout_s, memory_mb=reward.worker_memory_mb
+            self._method,
+            num_workers=reward.num_workers,
+            timeout_s=reward.timeout_s,
+            memory_mb=reward.worker_memory_mb,
+            stop_when_all_hang=reward.max_failure_rate < 1,
         )
         self.model: RewardModel | None = None
         self.judges: JudgeServers | None = None
@@ -88,14 +92,16 @@ class RewardManager:
 
         Of an agent loop's response the function's `extra_info` also tells `num_turns` and `turns`, a list of {role,
         text}. A call that fails gives reward 0, and a label `failure`. Raises RewardError when no reward process can
-        be had.
+        be had, or when every call so far, and there were many, has hung.
         """
         sample.text = self._decode(sample.response_ids)
         extra_info = prompt.extra_info
         turns = [{"role": t.role, "text": self._decode(sample.response_ids[t.start : t.end])} for t in sample.turns]
         if turns:
             extra_info = extra_info | {"num_turns": len(turns), "turns": turns}
-        call = Call(prompt.data_source, sample.text, prompt.ground_truth, extra_info, len(sample.response_ids))
+        length = len(sample.response_ids)
+        sampled = (sample.ordinal, sample.index)
+        call = Call(prompt.data_source, sample.text, prompt.ground_truth, extra_info, length, *sampled)
         if self.model is None:
             result = await self._score_by_rule(call)
         else:

@@ -41,17 +41,30 @@ class MethodSpec:
     log_overlong: bool = False
     max_response_length: int = 0
 
+    @property
+    def code(self) -> str:
+        """What is called, by name and, where it is a user's, by key and file."""
+        if self.manager_path:
+            return f"{self.manager_name} of {self.manager_path} ({MANAGER_KEY})"
+        functions = list(self.functions.values()) or [self.function] * self.by_rule
+        return " and ".join(map(str, functions)) or "no reward function"
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One sample to be scored."""
+    """One sample to be scored: `index` of those of the prompt `ordinal`."""
 
     data_source: str
     solution_str: str
     ground_truth: Any
     extra_info: dict[str, Any]
     response_length: int
+    ordinal: int
+    index: int
     judge: str | None = None  # the address of the server to ask
+
+    def __str__(self) -> str:
+        return f"prompt {self.ordinal}, sample {self.index}, data_source {self.data_source!r}"
 
 
 class Method:

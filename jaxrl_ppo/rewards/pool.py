@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
-from jaxrl_ppo.rewards.process import CallHung, ProcessDied, RewardProcess
+from jaxrl_ppo.rewards.process import START_TIMEOUT_S, CallHung, ProcessDied, RewardProcess
 from jaxrl_ppo.rewards.results import Result, RewardError, failed
 from jaxrl_ppo.rewards.wire import Setup
 
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 CALLS_AT_ONCE = 64  # in one process, of a coroutine function or in a batch
 START_ATTEMPTS = 3  # of processes that are killed before they are ready
 START_PAUSE_S = 0.5  # before the second attempt; twice that before the third
+SLOW_START_S = 5.0  # a process's start is told of after this, and again whenever it has lasted four times as long
+ALL_HUNG = 16  # calls that hang, and none ever answered: so would all the others
 
 
 class RewardPool:
@@ -25,9 +28,21 @@ class RewardPool:
     whose process died is tried once more, alone in a fresh process, since it may not have been the cause.
     """
 
-    def __init__(self, method: MethodSpec, *, num_workers: int, timeout_s: float, memory_mb: int | None):
-        """`timeout_s` is a call's deadline, from when a process takes it up. `memory_mb` bounds a process's memory."""
+    def __init__(
+        self,
+        method: MethodSpec,
+        *,
+        num_workers: int,
+        timeout_s: float,
+        memory_mb: int | None,
+        stop_when_all_hang: bool = True,
+    ):
+        """`timeout_s` is a call's deadline, from when a process takes it up. `memory_mb` bounds a process's memory.
+
+        `stop_when_all_hang` makes it an error that the first ALL_HUNG calls all hang.
+        """
         self._setup = Setup(method, timeout_s, memory_mb)
+        self._hung = 0 if stop_when_all_hang else None  # calls that did; None once any other has ended
         self._num_workers = num_workers
         self._started: set[RewardProcess] = set()  # all that have not ended yet
         self._shared: set[RewardProcess] = set()  # those among them that any call may go to
@@ -46,18 +61,34 @@ class RewardPool:
     async def score(self, call: Call) -> Result:
         """The outcome of one call; whatever goes wrong in it is in the result, as its failure.
 
-        Raises RewardError when no process can be started any more.
+        Raises RewardError when no process can be started any more, or when all calls hang.
         """
+        result = await self._score(call)
+        if result.failure is None or result.failure.kind != "timeout":
+            self._hung = None
+        elif self._hung is not None:
+            self._hung += 1
+            if self._hung >= ALL_HUNG:
+                what, limit = self._setup.method.code, f"reward.timeout_s={self._setup.timeout_s:g} s"
+                raise RewardError(
+                    f"all of the first {self._hung} rewards took more than {limit}, so no others are waited for: "
+                    f"{what}. The last was for {call}; where it hung:\n"
+                    f"{result.failure.traceback.rstrip() or '(not known: it was waiting)'}\n"
+                    "Mend it, or raise reward.timeout_s; reward.max_failure_rate=1 goes on without such rewards"
+                )
+        return result
+
+    async def _score(self, call: Call) -> Result:
         async with self._slots:
             process = await self._process_with_room()
             try:
                 return await process.call(call, self._setup.timeout_s)
             except CallHung as hung:
-                self._lost(process, hung)
+                self._lost(process, hung, call)
                 if not process.many_at_once:
                     return self._timed_out(process)  # else another call may have blocked them all
             except ProcessDied as died:
-                self._lost(process, died)
+                self._lost(process, died, call)
         return await self._score_alone(call)
 
     async def _score_alone(self, call: Call) -> Result:
@@ -66,10 +97,10 @@ class RewardPool:
             try:
                 result = await process.call(call, self._setup.timeout_s)
             except CallHung as hung:
-                self._lost(process, hung)
+                self._lost(process, hung, call)
                 return self._timed_out(process)
             except ProcessDied as died:
-                self._lost(process, died)
+                self._lost(process, died, call)
                 return failed("crash", f"{died}, twice", process.tail)
         if process.many_at_once or sum(p.alive for p in self._shared) >= self._num_workers:
             await process.kill()
@@ -84,7 +115,8 @@ class RewardPool:
     async def _start_process(self) -> RewardProcess:
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
-                process = await RewardProcess.start(self._setup)
+                async with self._telling_when_slow():
+                    process = await RewardProcess.start(self._setup)
                 break
             except ProcessDied as died:
                 if attempt == START_ATTEMPTS:
@@ -93,6 +125,23 @@ class RewardPool:
                 await asyncio.sleep(attempt * START_PAUSE_S)
         self._started = {p for p in self._started if not p.ended} | {process}
         return process
+
+    @contextlib.asynccontextmanager
+    async def _telling_when_slow(self) -> AsyncIterator[None]:
+        async def tell() -> None:
+            waited, told = 0.0, SLOW_START_S
+            while True:
+                await asyncio.sleep(told - waited)
+                waited, told = told, 4 * told
+                log.warning(
+                    f"still importing, after {waited:g} of {START_TIMEOUT_S:g} s at most: {self._setup.method.code}"
+                )
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
 
     async def _process_with_room(self) -> RewardProcess:
         """A process with room for a call, which its caller makes before anyone else runs."""
@@ -111,11 +160,13 @@ class RewardPool:
         with_room = [process for process in self._shared if process.busy < self._room]
         return min(with_room, key=lambda process: process.busy, default=None)
 
-    def _lost(self, process: RewardProcess, how: ProcessDied | CallHung | str) -> None:
-        """Tell of a process that ended under its calls, once for all of them."""
+    def _lost(self, process: RewardProcess, how: ProcessDied | CallHung | str, call: Call | None = None) -> None:
+        """Tell of a process that ended under its calls, once for all of them; `call` is one."""
         if not process.told_lost:
             process.told_lost = True
-            self.on_fault("reward_worker_lost", f"{how}: it is replaced")
+            which = "one of its calls was" if process.many_at_once else "the call was"
+            about = f"; {which} of {self._setup.method.code}, for {call}" if call else ""
+            self.on_fault("reward_worker_lost", f"{how}: it is replaced{about}")
 
     def _timed_out(self, process: RewardProcess) -> Result:
         return failed("timeout", f"no reward within reward.timeout_s={self._setup.timeout_s:g} s", process.tail)

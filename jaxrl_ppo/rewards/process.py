@@ -105,7 +105,7 @@ class RewardProcess:
         except TimeoutError as error:
             await started.kill()
             raise RewardError(
-                f"the reward function was not loaded within {START_TIMEOUT_S:g} s: its module does too much when it is "
+                f"not loaded within {START_TIMEOUT_S:g} s: {setup.method.code}: the file does too much when it is "
                 f"imported\n{started.tail}"
             ) from error
         except BaseException:

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jaxrl_ppo.rewards import RewardError
+from jaxrl_ppo.rewards import RewardError, pool
 from jaxrl_ppo.schema.records import Prompt, Sample
 
 
@@ -389,6 +389,37 @@ async def test_a_lost_process_is_told_once(started, tokenizer, function_file):
         "a reward process was killed, since a call took more than 1 s",
         *["the reward process ended with exit status 5"] * 2,
     ]
+    for (_, message), index in zip(faults, (1, 0, 0)):
+        assert re.search(
+            r"; the call was of compute_score of .*reward\.py \(reward\.custom_reward_function\), "
+            rf"for prompt 7, sample {index}, data_source 'mine'$",
+            message,
+        )
+
+
+async def test_functions_that_always_hang_end_the_run_early(started, tokenizer, function_file, monkeypatch):
+    monkeypatch.setattr(pool, "ALL_HUNG", 3)
+    async with started(function_file(FAULTS), timeout_s=0.2, num_workers=3) as manager:
+        with pytest.raises(RewardError) as caught:
+            await score_all(manager, tokenizer, ["sleep"] * 9)
+        assert str(caught.value).startswith("all of the first 3 rewards took more than reward.timeout_s=0.2 s")
+        assert re.search(
+            r"compute_score of .*reward\.py .* for prompt 7, sample \d, data_source 'mine'", str(caught.value)
+        )
+        assert "line 8 in compute_score" in str(caught.value)
+    async with started(function_file(FAULTS), timeout_s=0.2, num_workers=3) as manager:
+        await score_all(manager, tokenizer, ["good"])
+        samples = await score_all(manager, tokenizer, ["sleep"] * 4)
+        assert [sample.reward for sample in samples] == [0] * 4
+
+
+async def test_a_slow_import_is_told_with_its_key(started, function_file, monkeypatch, caplog):
+    monkeypatch.setattr(pool, "SLOW_START_S", 0.2)
+    path = function_file("import time; time.sleep(1)\ndef compute_score(**call): return 1.0\n")
+    async with started(path):
+        pass
+    told = f"still importing, after 0.2 of 300 s at most: compute_score of {path} (reward.custom_reward_function)"
+    assert caplog.messages[0] == told
 
 
 async def test_an_idle_process_that_is_killed_is_told_and_replaced(started, tokenizer, function_file):
