@@ -262,17 +262,6 @@ def check_devices(config: Config) -> None:
     check_local_devices(needs, keys, jax_kinds={trainer.device})
 
 
-def going_on(config: Config) -> str:
-    """What the same command will do, in words, by what the run folder holds."""
-    from jaxrl_ppo.pipeline.checkpoints import Checkpoints
-
-    folder = Path(config.trainer.default_local_dir)
-    step = Checkpoints(folder, keep=None).newest() if folder.is_dir() else None
-    if step is None or config.trainer.resume_mode == "disable":
-        return f"the same command starts again at step 1: there is no checkpoint to go on from in {folder}"
-    return f"the same command goes on after step {step} ({folder})"
-
-
 def run_ppo(config: Config) -> None:
     """Run a checked configuration to its end on a Ray cluster, started here or joined.
 
@@ -289,13 +278,13 @@ def run_ppo(config: Config) -> None:
         else:
             launch.run_ppo(config)
     except (launch.RunFailed, CheckpointError) as error:
-        sys.exit(f"{error}\nonce that is mended, {going_on(config)}")
+        sys.exit(before_ray.then_what(str(error), config))
     except launch.RunStopped as stopped:
         if str(stopped):
             print(stopped)
         sys.exit(TERMINATED)
     except KeyboardInterrupt:
-        print(f"stopped; {going_on(config)}")
+        print(f"stopped; {before_ray.going_on(config)}")
         sys.exit(INTERRUPTED)
 
 

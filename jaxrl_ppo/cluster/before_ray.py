@@ -1,4 +1,7 @@
-"""What the driver looks at in the run folder before Ray starts: whether another run has it, whether the run is over."""
+"""What the driver looks at in the run folder before Ray starts: whether another run has it, whether the run is over.
+
+And what it can say afterwards of how to go on.
+"""
 
 from __future__ import annotations
 
@@ -43,3 +46,17 @@ def most_steps(config: Config) -> int | None:
     if 0 < data.train_max_samples < rows:
         rows = data.train_max_samples
     return rows // data.train_batch_size * trainer.total_epochs
+
+
+def going_on(config: Config) -> str:
+    """What the same command will do, in words, by what the run folder holds."""
+    folder = Path(config.trainer.default_local_dir)
+    step = Checkpoints(folder, keep=None).newest() if folder.is_dir() else None
+    if step is None or config.trainer.resume_mode == "disable":
+        return f"the same command starts again at step 1: there is no checkpoint to go on from in {folder}"
+    return f"the same command goes on after step {step} ({folder})"
+
+
+def then_what(failure: str, config: Config) -> str:
+    """What the driver says of a run that failed: why, and what the same command will do."""
+    return f"{failure}\nonce that is mended, {going_on(config)}"

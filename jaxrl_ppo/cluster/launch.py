@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,24 @@ import ray
 
 import jaxrl_ppo
 from device import auto_set_device
+from jaxrl_ppo.cluster.before_ray import then_what
 from jaxrl_ppo.cluster.deaths import GONE, cause_of
 from jaxrl_ppo.cluster.pools import CPU_SHARE
+from jaxrl_ppo.cluster.start_watch import start_watch
 from jaxrl_ppo.cluster.task_runner import AsyncTaskRunner, OneStepTaskRunner, TaskRunner
 from jaxrl_ppo.observability.console import Console
 from jaxrl_ppo.schema.config import Config
 
 START_ATTEMPTS = 4  # of a Ray cluster on this machine
+
+LOCAL_RAY_LATE = (
+    "They do not come up here: the machine is too busy, or has no memory or room in /tmp left. What they said is in "
+    "Ray's session folder, /tmp/ray/session_latest/logs"
+)
+JOINED_RAY_LATE = (
+    "No head of a Ray cluster answers there as it should: see whether `ray status --address={address}` does on this "
+    "machine, and mend the head or ray_kwargs.ray_init.address ($RAY_ADDRESS where that is not set)"
+)
 
 RUNNERS = {"sync": TaskRunner, "one_step_off": OneStepTaskRunner, "async": AsyncTaskRunner}  # by trainer.mode
 
@@ -52,10 +63,26 @@ def runtime_environment(user: dict[str, Any]) -> dict[str, Any]:
     return {**user, "env_vars": variables | {k: str(v) for k, v in user.get("env_vars", {}).items()}}
 
 
+def ray_address(config: Config) -> str:
+    """Of the cluster to join; `local` where one is started on this machine."""
+    return config.ray_kwargs.ray_init.address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def watch_over_start(config: Config) -> AbstractContextManager[None]:
+    """Ends this process, told as a run that failed is, where Ray takes longer than trainer.deadlines.start_s."""
+    address, deadline_s = ray_address(config), config.trainer.deadlines.start_s
+    if address == "local":
+        what, advice = "Ray's own processes on this machine", LOCAL_RAY_LATE
+    else:
+        what, advice = f"Ray at {address}", JOINED_RAY_LATE.format(address=address)
+    what += " (trainer.deadlines.start_s)"
+    failure = f"gave up waiting for {what} after {deadline_s:g} s. {advice}"
+    return start_watch(what, deadline_s, then_what(failure, config))
+
+
 def start_ray(config: Config) -> None:
     """Join the cluster at `ray_kwargs.ray_init.address` or $RAY_ADDRESS; else start one on this machine."""
-    settings = config.ray_kwargs.ray_init
-    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+    settings, address = config.ray_kwargs.ray_init, ray_address(config)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Else Ray lets the driver wait for idle workers that it starts beforehand: for ever, where those are late.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -89,8 +116,10 @@ def run_ppo(config: Config) -> None:
     """
     runner_class = RUNNERS[config.trainer.mode]
     try:
-        start_ray(config)
-        auto_set_device(config, resources=ray.cluster_resources())  # a cluster that was joined decides what auto means
+        with watch_over_start(config):
+            start_ray(config)
+            resources = ray.cluster_resources()
+        auto_set_device(config, resources=resources)  # a cluster that was joined decides what auto means
         runner = (
             ray.remote(runner_class)
             .options(num_cpus=CPU_SHARE, max_concurrency=16, runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})

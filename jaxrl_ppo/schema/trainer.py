@@ -16,7 +16,7 @@ TRACKERS = ("console", "tensorboard", "wandb", "mlflow", "trackio")
 class DeadlinesConfig:
     """`trainer.deadlines`: how many seconds each kind of wait may take before the run stops and says why."""
 
-    start_s: float = key(1800.0, "A process starts and reads its model.", gt=0)
+    start_s: float = key(1800.0, "Ray starts or is joined; a process starts and reads its model.", gt=0)
     generation_s: float = key(7200.0, "A batch is generated.", gt=0)
     update_s: float = key(7200.0, "A batch's log-probs, or its update, are computed.", gt=0)
     scoring_s: float = key(1800.0, "The reward model scores a batch of responses.", gt=0)
