@@ -32,6 +32,7 @@ from jaxrl_ppo.schema.config import Config
 from jaxrl_ppo.schema.faults import ConfigError, Fault
 from jaxrl_ppo.schema.legacy import migrate_legacy_reward_impl
 from jaxrl_ppo.schema.overrides import flaw, given_keys, normalise
+from jaxrl_ppo.schema.rules import nothing_to_compare
 from jaxrl_ppo.schema.rules_reward_model import judge_served
 from jaxrl_ppo.schema.validate import Checked, validate_config
 
@@ -140,7 +141,7 @@ def check_and_run(composed: DictConfig) -> None:
             if error.config is not None:
                 look_further(error.config, error.faults)
             raise
-        print(table.render(checked.config, checked.notes), flush=True)
+        print(table.render(checked.config, checked.notes, steps_known(checked.config)), flush=True)
         looked = look_further(checked.config)
         print(*(f"note: {note}" for note in looked.notes), sep="\n", end="\n" * bool(looked.notes), flush=True)
         if checked.config.trainer.dry_run:
@@ -148,6 +149,7 @@ def check_and_run(composed: DictConfig) -> None:
                 check_devices(checked.config)
             except DeviceError as error:  # it may be tried on another machine than it will run on
                 print(f"note: a run would stop here: {error}")
+            tell_what_resumes(checked.config)
             print(*looked.lines, sep="\n")
             print("dry run: nothing was started")
             return
@@ -156,6 +158,35 @@ def check_and_run(composed: DictConfig) -> None:
         print(error, file=sys.stderr)
         sys.exit(BAD_CONFIGURATION)
     run_ppo(checked.config)
+
+
+def steps_known(config: Config) -> int | None:
+    """The run's steps where the data files tell them; None where they do not, or cannot be read, which is told later.
+
+    Fewer where prompts will be left out.
+    """
+    from jaxrl_ppo.cluster.before_ray import most_steps  # reads data with pyarrow
+    from jaxrl_ppo.data.rows import DataError
+
+    try:
+        return most_steps(config)
+    except DataError:
+        return None
+
+
+def tell_what_resumes(config: Config) -> None:
+    """Print which checkpoint a run would go on from, if any; exit 2 where the run would refuse it."""
+    from jaxrl_ppo.cluster.before_ray import what_resumes
+    from jaxrl_ppo.data.rows import DataError
+    from jaxrl_ppo.pipeline.checkpoints import CheckpointError
+
+    try:
+        told = None if joins_cluster(config) else what_resumes(config)  # a cluster may have the folder elsewhere
+    except (CheckpointError, DataError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_CONFIGURATION)
+    if told:
+        print(told)
 
 
 def look_further(config: Config, known: Sequence[Fault] = ()) -> Looked:
@@ -183,6 +214,8 @@ def read_config(composed: DictConfig, given: Collection[str]) -> Checked:
     """
     raw, faults = resolve(composed)
     checked = validate_config(raw, given, model_types=FAMILIES, copies=copied_keys(composed), known=faults)
+    if alone := nothing_to_compare(checked.config):
+        checked = dataclasses.replace(checked, notes=(*checked.notes, alone))
     if joins_cluster(checked.config):
         return checked
     trainer, was = checked.config.trainer, checked.config.trainer.device

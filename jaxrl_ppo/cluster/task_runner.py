@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import yaml
 
+from jaxrl_ppo.cluster.before_ray import check_mode
 from jaxrl_ppo.cluster.identity import check_identity, identity
 from jaxrl_ppo.cluster.judge_group import JudgeGroup
 from jaxrl_ppo.cluster.pools import ResourcePoolManager, Role
@@ -183,11 +184,7 @@ class TaskRunner:
         made_of = await asyncio.to_thread(identity, folder, tokenizer)
         if controller:  # before anything is started: a checkpoint of another model or of other data is refused
             check_identity(controller["identity"], made_of)
-            if controller["pending"] is not None and controller["mode"] != config.trainer.mode:
-                raise CheckpointError(
-                    f"{resumed} holds samples that trainer.mode={controller['mode']} had generated ahead, and "
-                    f"trainer.mode={config.trainer.mode} would lose them: resume in the mode it was made in"
-                )
+            check_mode(controller, config, str(resumed))
             prompts.restore(controller["prompts"])
         rewards = RewardManager(config, tokenizer, judge_folder)
         stack.push_async_callback(rewards.close)

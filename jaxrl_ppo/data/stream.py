@@ -10,6 +10,7 @@ from typing import Any
 import grain
 
 from jaxrl_ppo.data.dataset import RLDataset
+from jaxrl_ppo.data.fingerprint import check_same_data
 from jaxrl_ppo.data.rows import DataError
 from jaxrl_ppo.data.sampler import Order, Sampler, UserSampler
 from jaxrl_ppo.schema.records import Prompt, Sample
@@ -81,12 +82,7 @@ class PromptStream:
 
         Raises DataError, with what differs, when the data, their order or the batch size are not those of `state`.
         """
-        differences = list(_differences(state["data"], self._fingerprint, ""))
-        if differences:
-            raise DataError(
-                "the training data are not those of the checkpoint: " + "; ".join(differences) + ". "
-                "Resume with the same data, or start anew with trainer.resume_mode=disable"
-            )
+        check_same_data(state["data"], self._fingerprint)
         self._iterator.set_state(state["iterator"])
         self._consumed = state["ordinal"]
 
@@ -181,17 +177,3 @@ class _SampledRowsIterator(grain.DatasetIterator[Numbered]):
             self._epoch = self._open(epoch)
             for _ in range(position):
                 next(self._epoch)
-
-
-def _differences(then: Any, now: Any, name: str) -> Iterator[str]:
-    """What differs between two values of a fingerprint, in words."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in {**then, **now}:
-            yield from _differences(then.get(key), now.get(key), f"{name} {key}".strip())
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        for a, b in zip(then, now):
-            yield from _differences(a, b, a.get("file", name) if isinstance(a, dict) else name)
-    elif isinstance(then, list) and isinstance(now, list):
-        yield f"there were {len(then)} files and are {len(now)}"
-    elif then != now:
-        yield f"{name} was {then} and is {now}"

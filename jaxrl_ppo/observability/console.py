@@ -135,12 +135,14 @@ def step_line(metrics: Mapping[str, Any], columns: Collection[str]) -> str:
 
 
 def _split(metrics: Mapping[str, Any]) -> str:
-    """Where a step's time went. Generation that ran beside the training before is told apart: it is not the step's."""
+    """Where a step's time went. What of its generation ran beside the training before is told apart: those seconds
+    are not the step's, so with them the parts would be more than it."""
     train = sum(metrics.get(f"timing_s/{phase}", 0.0) for phase in TRAIN_PHASES)
     parts = []
     if (generated := metrics.get("timing_s/gen")) is not None:
         beside = metrics.get("perf/generation_overlapped_s", 0.0)
-        parts.append(f"gen {generated:.1f}" + (f", {beside:.1f} of it beside training" if beside >= 0.05 else ""))
+        apart = f" and {beside:.1f} beside the training before" if beside >= 0.05 else ""
+        parts.append(f"gen {generated - beside:.1f}{apart}")
     parts.append(f"train {train:.1f}")
     if (sync := metrics.get("timing_s/update_weights")) is not None:
         parts.append(f"sync {sync:.1f}")

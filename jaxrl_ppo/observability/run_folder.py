@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,19 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def obstacle(path: str | Path) -> str | None:
-    """Why a run folder cannot be made at `path`, or cannot be written there; None where it can. Nothing is made."""
+    """Why a run folder cannot be made at `path`, or cannot be written there; None where it can.
+
+    It is tried, with a folder that is removed at once: permissions alone do not tell, least of all to root.
+    """
     path = Path(path).absolute()
     there = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not there.is_dir():
         return f"cannot be made: {there} is in the way, and is no folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"cannot be {'written' if there == path else 'made'}: this user may not write to {there}"
+    what = f"cannot be {'written' if there == path else 'made'}"
+    try:
+        Path(tempfile.mkdtemp(prefix=".tried-", dir=there)).rmdir()
+    except PermissionError:
+        return f"{what}: this user may not write to {there}"
+    except OSError as error:
+        return f"{what}: {there} takes no new folder ({error.strerror})"
     return None

@@ -152,6 +152,26 @@ def algorithm(config: Config) -> Iterator[Fault]:
         yield Fault(keys, f"{keys[0]} is more than {keys[1]}.")
 
 
+# What an estimator that compares a prompt's samples makes of one that is alone: its score, or nothing.
+SCORE_ALONE = ("grpo", "gdpo")
+NOTHING_ALONE = ("opo", "gpg", "reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline")
+
+
+def nothing_to_compare(config: Config) -> str | None:
+    """What to note of an estimator that compares a prompt's samples where each prompt has one; None where all is well.
+
+    Those that cannot do it at all are a fault.
+    """
+    estimator, key = config.algorithm.adv_estimator, f"{ROLLOUT}.n"
+    if config.actor_rollout_ref.rollout.n > 1 or estimator not in SCORE_ALONE + NOTHING_ALONE:
+        return None
+    if estimator in SCORE_ALONE:
+        left = "each sample's advantage is its score itself, and where no score is negative everything is reinforced"
+    else:
+        left = "every advantage is 0, and the rewards teach nothing"
+    return f"algorithm.adv_estimator={estimator} compares a prompt's samples, and {key}=1: {left}. Set {key}, e.g. to 8"
+
+
 def filter_groups(config: Config) -> Iterator[Fault]:
     """Dynamic sampling has groups to compare, and room to fill a batch."""
     settings, data, n = config.algorithm.filter_groups, config.data, config.actor_rollout_ref.rollout.n

@@ -10,13 +10,13 @@ from jaxrl_ppo.schema.faults import show
 from jaxrl_ppo.schema.rules_reward_model import judge_served, rewards_by_rule
 
 
-def render(config: Config, notes: Sequence[str] = ()) -> str:
-    """A text table of what the run will do, and `notes` below it."""
+def render(config: Config, notes: Sequence[str] = (), steps: int | None = None) -> str:
+    """A text table of what the run will do, and `notes` below it. `steps` are the run's, at most, where known."""
     sections = {
         "What": _what(config),
         "One step": _step(config),
         "Devices": _devices(config),
-        "Run": _run(config),
+        "Run": _run(config, steps),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
     lines = []
@@ -148,9 +148,11 @@ def _pool(kind: str, nodes: int, per_node: int) -> str:
     return f"{total} ({what}): {nodes} node{'s' * (nodes != 1)} x {per_node}"
 
 
-def _run(config: Config) -> list[tuple[str, str]]:
+def _run(config: Config, steps: int | None) -> list[tuple[str, str]]:
     trainer = config.trainer
     length = f"{trainer.total_epochs} epoch{'s' * (trainer.total_epochs != 1)}"
+    if steps is not None:
+        length += f" = {'at most ' * config.data.filter_overlong_prompts}{steps:,} step{'s' * (steps != 1)}"
     if trainer.total_training_steps is not None:
         length = f"{trainer.total_training_steps} steps"
     if trainer.val_only:

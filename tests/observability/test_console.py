@@ -73,7 +73,7 @@ def test_generation_beside_training_is_told_apart_from_the_steps_own_time():
     out = io.StringIO()
     with Console(total_steps=3, stream=out) as console:
         console.step(2, METRICS | {"timing_s/gen": 15.2, "perf/generation_overlapped_s": 14.96})
-    assert "12.3 s (gen 15.2, 15.0 of it beside training; train 5.5; sync 0.3)" in out.getvalue()
+    assert "12.3 s (gen 0.2 and 15.0 beside the training before; train 5.5; sync 0.3)" in out.getvalue()
 
 
 def test_a_validations_scores_come_once_and_in_words():

@@ -88,7 +88,16 @@ def test_what_is_in_a_folders_way_is_known_without_making_it(tmp_path, monkeypat
     for place in ("file", "link"):
         told = f"cannot be made: {tmp_path / place} is in the way, and is no folder"
         assert obstacle(tmp_path / place) == obstacle(tmp_path / place / "run") == told
-    monkeypatch.setattr(module.os, "access", lambda place, how: False)  # root may write anywhere
+    told = "cannot be made: /proc takes no new folder (No such file or directory)"  # though root may write there
+    assert obstacle("/proc/mine/run") in (told, "cannot be made: this user may not write to /proc")
+    before = sorted(tmp_path.iterdir())
+    assert obstacle(tmp_path) is None
+    assert sorted(tmp_path.iterdir()) == before
+
+    def refuse(**_):
+        raise PermissionError
+
+    monkeypatch.setattr(module.tempfile, "mkdtemp", refuse)  # root may write anywhere
     assert obstacle(tmp_path) == f"cannot be written: this user may not write to {tmp_path}"
     assert obstacle(tmp_path / "run") == f"cannot be made: this user may not write to {tmp_path}"
 

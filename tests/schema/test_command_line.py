@@ -225,6 +225,22 @@ def test_references_that_lead_nowhere_are_told_with_the_other_faults(needed: lis
     assert sorted(fault.keys[0] for fault in caught.value.faults) == sorted(text.split("=")[0] for text in wrong)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "n", "told"),
+    [
+        ("grpo", 1, "each sample's advantage is its score itself"),
+        ("opo", 1, "every advantage is 0, and the rewards teach nothing. Set actor_rollout_ref.rollout.n"),
+        ("grpo", 2, ""),
+        ("reinforce_plus_plus", 1, ""),
+    ],
+)
+def test_estimators_with_nothing_to_compare_are_noted(needed: list[str], estimator: str, n: int, told: str) -> None:
+    keys = (f"algorithm.adv_estimator={estimator}", f"actor_rollout_ref.rollout.n={n}")
+    notes = [note for note in read_config(compose_tree([*needed, *keys]), []).notes if note.startswith(keys[0])]
+    assert len(notes) == bool(told)
+    assert all(told in note for note in notes)
+
+
 def test_help_names_configurations_and_keys_that_exist() -> None:
     result = run("--help")
     assert result.returncode == 0, result.stderr
@@ -242,6 +258,7 @@ def test_a_dry_run_reads_rows_and_loads_the_reward_function(needed: list[str], f
     assert result.returncode == 0, result.stderr
     *_, train, val, reward, last = result.stdout.splitlines()
     assert train.startswith("data.train_files: ")
+    assert "30 epochs = 60 steps" in result.stdout  # of 40 rows, 16 a step
     assert train.endswith("train.parquet: all of 40 rows are as they should be")
     assert val.endswith("val.jsonl: all of 1 rows are as they should be")
     assert reward.startswith("reward: loaded")
