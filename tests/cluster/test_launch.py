@@ -23,6 +23,23 @@ def test_what_is_told_before_the_steps_are_known_is_shown(monkeypatch, capsys):
     assert capsys.readouterr().out == "asked to stop\nwarning: a long wait\n"
 
 
+def test_ctrl_c_and_sigterm_ask_the_run_to_stop_and_a_further_ctrl_c_ends_it():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    calls = []
+    try:
+        for first in before:
+            asked = launch.stop_when_asked(lambda: calls.append("stop"))
+            signal.raise_signal(first)
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert asked == [first, signal.SIGTERM]
+        assert calls == ["stop"] * 4
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_what_a_ray_that_did_not_start_has_left_is_ended_before_the_next_attempt(monkeypatch):
     started = []
 

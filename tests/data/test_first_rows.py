@@ -95,6 +95,14 @@ def test_more_rows_are_looked_at_while_every_prompt_is_too_long(tmp_path, config
     assert "5 of the first 6 prompts" in found.notes[0]
 
 
+def test_rows_that_cannot_be_used_are_counted_and_the_first_few_named(tmp_path, config):
+    empty = {**row(0), "prompt": []}
+    path = write_rows(tmp_path / "a.jsonl", [row(0), *[empty] * 5])
+    (fault,), _ = looked(config(path))
+    named = "; ".join(f"{path}, line {number}: the prompt is empty" for number in (2, 3, 4))
+    assert fault == f"data.train_files: 5 of the first 6 rows cannot be used: {named}; and 2 more."
+
+
 def test_one_file_of_long_prompts_beside_another_is_no_fault(tmp_path, config):
     files = [write_rows(tmp_path / f"{n}.jsonl", [row(0, text)]) for n, text in (("a", LONG), ("b", "x"))]
     faults, found = looked(config(files, filter_overlong_prompts=True))

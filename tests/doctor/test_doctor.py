@@ -10,8 +10,10 @@ from safetensors.numpy import save_file
 
 from device import Found
 from jaxrl_ppo.doctor import files, finding, machine, software
-from jaxrl_ppo.doctor.__main__ import main
+from jaxrl_ppo.doctor.__main__ import _checkpoints, main
 from jaxrl_ppo.doctor.finding import try_in_child
+from jaxrl_ppo.pipeline.checkpoints import Checkpoints
+from jaxrl_ppo.schema.config import Config
 
 GIB = 2**30
 CPU = Found("cpu", 2, "Some CPU", "2 cores", None)
@@ -116,6 +118,17 @@ def test_room(tmp_path):
     assert machine.shared_memory(None, None).level == "note"
     assert machine.disk(tmp_path / "runs" / "a", 100 * GIB, 10**9).level == "ok"
     assert machine.disk(tmp_path / "runs" / "a", 40 * GIB, 10**9).level == "problem"
+    assert "2 checkpoints more than it holds" in machine.disk(tmp_path, 40 * GIB, 10**9, 2).what
+    config = Config()
+    config.trainer.default_local_dir, config.trainer.save_freq = str(tmp_path / "run"), 5
+    assert _checkpoints(config) == 4
+    kept = Checkpoints(tmp_path / "run", keep=None)
+    for step in (5, 10):
+        kept.begin(step)
+        kept.commit(step, {})
+    assert _checkpoints(config) == 2
+    config.trainer.save_freq = -1
+    assert _checkpoints(config) == 0
     (tmp_path / "file").touch()
     assert "is in the way" in machine.disk(tmp_path / "file" / "a", 100 * GIB, 10**9).what
     assert machine.open_files(1024).remedy == "ulimit -n 4096"
