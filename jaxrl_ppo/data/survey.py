@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_ppo.data.local import cache_folder
 from jaxrl_ppo.data.prompts import PromptBuilder
 from jaxrl_ppo.data.rows import FileRows, Rows
+from jaxrl_ppo.guard import guard_pool_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +52,7 @@ def survey(rows: Rows, indices: np.ndarray, builder: PromptBuilder, workers: int
         parts = np.array_split(indices, min(workers * 4, -(-len(indices) // BATCH)))
         builder_arguments = (builder.tokenizer, builder.config, builder.tools)
         context = multiprocessing.get_context("spawn")  # a forked child would inherit this process's locks as they are
-        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with concurrent.futures.ProcessPoolExecutor(workers, context, guard_pool_process) as pool:
             calls = [pool.submit(_survey_part, rows.opened, p, *builder_arguments) for p in parts]
             results = [call.result() for call in calls]
         result = Survey(

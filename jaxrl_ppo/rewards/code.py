@@ -29,13 +29,15 @@ import json as _json, sys as _sys
 _function = getattr(Solution(), {name!r}) if "Solution" in globals() else globals()[{name!r}]
 print(_json.dumps(_function(*[_json.loads(line) for line in _sys.stdin.read().splitlines() if line.strip()])))
 """
-# Sets its own limits before it runs the program: memory, processor time, file size; no core dump.
+# Sets its own limits before it runs the program: memory, processor time, file size; no core dump; an end of its own,
+# later than the one that it is given from outside, for when whoever started it was killed.
 LAUNCH = """
-import resource, runpy, sys
+import resource, runpy, signal, sys
 memory, seconds = int(sys.argv[2]) << 20, int(sys.argv[3])
 for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_FSIZE, 1 << 24),
                    (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64)):
     resource.setrlimit(what, (most, most))
+signal.alarm(2 * seconds + 1)
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 

@@ -82,7 +82,7 @@ class RewardProcess:
             process = subprocess.Popen(
                 [sys.executable, "-m", "jaxrl_ppo.rewards.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # nothing is written: it closes when this process ends, however it does
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that the processes it starts can be killed with it
@@ -155,6 +155,8 @@ class RewardProcess:
         for task in filter(None, (self._output, self._answers)):
             task.cancel()
         self._writer.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(ProcessDied(f"the reward process {how}"))

@@ -23,6 +23,7 @@ import sys
 import threading
 from typing import Any
 
+from jaxrl_ppo.guard import guard
 from jaxrl_ppo.rewards.methods import Call, Method
 from jaxrl_ppo.rewards.results import Result, WrongResult, failed, from_exception
 from jaxrl_ppo.rewards.wire import HEADER, Setup
@@ -58,6 +59,7 @@ class Link:
 
 def main() -> None:
     """Load the reward function, say so, and answer calls until the parent closes the socket or dies."""
+    _end_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks a call that hangs where it does
     link = Link(socket.socket(fileno=int(sys.argv[1])))
@@ -81,6 +83,13 @@ def main() -> None:
         asyncio.run(_serve_concurrently(link, method, setup.timeout_s))
     else:
         _serve(link, method)
+
+
+def _end_with_parent() -> None:
+    """End when the parent does, with whatever processes the user's code has started; and give that no input."""
+    guard(0)
+    with open(os.devnull) as nowhere:
+        os.dup2(nowhere.fileno(), 0)
 
 
 def _serve(link: Link, method: Method) -> None:
@@ -151,13 +160,13 @@ async def _serve_concurrently(link: Link, method: Method, timeout_s: float) -> N
 
 
 def _watch_socket(link: Link, put: Any) -> None:
-    """Read requests in a thread, so that the parent's death is noticed even while user code runs."""
+    """Read requests in a thread, so that the next one is there when user code has ended."""
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 put(link.receive())
-        os.killpg(0, signal.SIGKILL)  # with whatever processes the user's code has started
+        os.killpg(0, signal.SIGKILL)  # the pool is closed
 
     threading.Thread(target=read, daemon=True).start()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from jaxrl_ppo.guard import guard_pool_process
 from jaxrl_ppo.schema.config import MultiTurnConfig
 from jaxrl_ppo.schema.hermes import ToolCall
 from jaxrl_ppo.user_code import UserCodeError, load_file, load_name
@@ -72,7 +73,7 @@ class Tools:
         self._path, self._timeout_s = path, timeout_s
         self._names = [schema["function"]["name"] for schema in self.schemas]
         # Spawned, since a forked child would inherit this process's locks as they are; started at the first call.
-        self._pool = ProcessPool(workers, context=multiprocessing.get_context("spawn"))
+        self._pool = ProcessPool(workers, initializer=guard_pool_process, context=multiprocessing.get_context("spawn"))
 
     async def call(self, call: ToolCall) -> ToolAnswer:
         """Make one call. Whatever goes wrong is the answer, so that the model can learn from it."""

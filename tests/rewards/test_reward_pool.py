@@ -241,11 +241,13 @@ async def wait_until_gone(*pids):
 
 
 CHILD = """
-    import os, subprocess, sys, time
+    import ctypes, os, signal, subprocess, sys, time
     def compute_score(data_source, solution_str, ground_truth, extra_info):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
         with open(extra_info["file"], "w") as file: file.write(f"{os.getpid()} {child.pid}")
         if solution_str == "hang": time.sleep(1000)
+        if solution_str == "holds the lock": ctypes.PyDLL(None).sleep(1000)
+        if solution_str == "is stopped": os.kill(os.getpid(), signal.SIGSTOP)
         return 1.0
 """
 
@@ -260,7 +262,8 @@ async def test_processes_and_their_children_end_with_the_pool(started, tokenizer
             assert await wait_until_gone(*map(int, file.read_text().split()))
 
 
-async def test_reward_processes_end_when_their_parent_is_killed(function_file, tmp_path):
+@pytest.mark.parametrize("how", ["hang", "holds the lock", "is stopped"])
+async def test_reward_processes_end_when_their_parent_is_killed(function_file, tmp_path, how):
     script = tmp_path / "parent.py"
     script.write_text(f"""
 import asyncio
@@ -271,7 +274,7 @@ from jaxrl_ppo.rewards.pool import RewardPool
 async def main():
     pool = RewardPool(MethodSpec(FunctionSpec({function_file(CHILD)!r})), num_workers=1, timeout_s=600, memory_mb=None)
     await pool.start()
-    await pool.score(Call("x", "hang", None, {{"file": {str(tmp_path / "pids")!r}}}, 1))
+    await pool.score(Call("x", {how!r}, None, {{"file": {str(tmp_path / "pids")!r}}}, 1, 0, 0))
 
 asyncio.run(main())
 """)
