@@ -118,7 +118,8 @@ def test_cfg_job(needed: list[str]) -> None:
 def test_multirun(needed: list[str], tmp_path: Path) -> None:
     result = run(*needed, "trainer.dry_run=true", "--multirun", "trainer.total_epochs=1,2", folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert [line.split()[-2] for line in result.stdout.splitlines() if line.startswith("  length")] == ["1", "2"]
+    lengths = [line.split("  ")[-1].strip() for line in result.stdout.splitlines() if line.startswith("  length")]
+    assert lengths == ["1 epoch = 2 steps", "2 epochs = 4 steps"]
 
 
 def test_a_users_own_configuration_builds_on_ours(needed: list[str], tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_users_own_configuration_builds_on_ours(needed: list[str], tmp_path: P
         folder=tmp_path,
     )
     assert result.returncode == 0, result.stderr
-    for line in ("one_step_off", "9 epochs", "every 4 steps"):
+    for line in ("one_step_off", "9 epochs = 18 steps", "every 4 steps"):
         assert line in [text.split("  ")[-1].strip() for text in result.stdout.splitlines()]
 
 
