@@ -25,6 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "both pools": ("weight_sync", "validation", "checkpoint"),
 }
 FAULTS = "faults"
+RESUMED = "resumed"  # the track and the name of the mark that a resume leaves
 EVENTS_PER_FILE = 20_000
 FLUSH_SECONDS = 2.0
 RECENT_SPANS = 2000
@@ -47,7 +48,7 @@ class Timeline:
 
     Opens in chrome://tracing or ui.perfetto.dev. Each flush replaces the file in one rename. To keep that cheap, a file
     that has reached `EVENTS_PER_FILE` events is closed as `timeline-000001.json`, … and a new one begins. Safe to use
-    from several threads. With `resume_step`, events of later steps are dropped first.
+    from several threads. With `resume_step`, events of later steps are dropped first, and the resume is marked.
     """
 
     def __init__(self, path: str | Path, *, resume_step: int | None = None) -> None:
@@ -61,6 +62,8 @@ class Timeline:
         if resume_step is not None:
             self._drop_after(resume_step)
         self._closed_files = len(_closed_parts(self._path))
+        if resume_step is not None:
+            self.instant(RESUMED, step=resume_step, track=RESUMED)
 
     @contextlib.contextmanager
     def span(self, name: str, *, step: int | None = None, track: str | None = None, **args: Any) -> Iterator[None]:
@@ -191,7 +194,10 @@ def read_spans(path: str | Path) -> list[Span]:
 
 
 def read_marks(path: str | Path) -> list[Span]:
-    """The instant events (faults) in a timeline file and its closed earlier parts; they end where they start."""
+    """The instant events in a timeline file and its closed earlier parts, resumes (on the track RESUMED) and faults.
+
+    They end where they start; a resume has the step that it went on after.
+    """
     return _read(path, "i")
 
 

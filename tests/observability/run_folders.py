@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 
 from jaxrl_ppo.observability.files import json_line
@@ -9,8 +11,11 @@ from jaxrl_ppo.observability.run_folder import RunFolder
 from jaxrl_ppo.observability.timeline import Timeline
 
 
-def write_run(path, *, steps, samples, seed=0, words=24):
-    """Write a run of `steps` steps with `samples` samples each into the folder `path`, which is returned."""
+def write_run(path, *, steps, samples, seed=0, words=24, resumed_after=()):
+    """Write a run of `steps` steps, ten seconds each, with `samples` samples each into the folder `path`: returned.
+
+    It is resumed after the steps `resumed_after`. It begins at 01:46:40 on 2001-09-09, UTC.
+    """
     rng = np.random.default_rng(seed)
     folder = RunFolder(path)
     folder.start(config_yaml=f"trainer:\n  seed: {seed}\n", resume_step=None)
@@ -43,6 +48,10 @@ def write_run(path, *, steps, samples, seed=0, words=24):
         if step % 50 == 0:
             timeline.instant("replica 0 replaced", step=step)
         clock += 10
+        if step in resumed_after:
+            timeline.flush()
+            with mock.patch("time.time", return_value=clock):
+                timeline = Timeline(folder.timeline, resume_step=step)
         rows = []
         for number in range(samples):
             text = rng.choice(vocabulary, words)

@@ -8,7 +8,7 @@ import yaml
 from jaxrl_ppo.observability.files import read_json_lines
 from jaxrl_ppo.observability.observer import RunObserver
 from jaxrl_ppo.observability.run_folder import read_metrics
-from jaxrl_ppo.observability.timeline import read_spans
+from jaxrl_ppo.observability.timeline import RESUMED, read_marks, read_spans
 from jaxrl_ppo.schema.config import TrainerConfig
 
 ACCURACY = "val-core/sums/acc/mean@1"
@@ -67,6 +67,8 @@ def test_a_run_and_its_resume(observe, tmp_path, batch, samples):
     assert [(span.name, span.track, span.step) for span in read_spans(folder / "timeline.json")] == [
         ("adv", "advantage", 1)
     ]
+    marks = read_marks(folder / "timeline.json")
+    assert [(mark.name, mark.step) for mark in marks] == [(RESUMED, 1)]
     assert yaml.safe_load((folder / "config.yaml").read_text()) == {"trainer": {"project_name": "p"}}
     assert sorted(path.name for path in (folder / "samples").iterdir()) == [
         "rollout_000001.jsonl", "rollout_000002.jsonl", "validation_000000.jsonl", "validation_000002.jsonl",

@@ -29,6 +29,10 @@ LOOK = """
         outside: [...document.querySelectorAll("#samples .token.outside")].length,
         charts: [...document.querySelectorAll("#curves svg")].length,
         phases: [...document.querySelectorAll("#time svg rect")].length,
+        resumed: ["curves", "time"].map((part) => [...document.querySelectorAll(`#${part} svg`)]
+            .map((svg) => [...svg.querySelectorAll(".resumed")].map((line) => Number(line.getAttribute("x1"))))),
+        bars: [...document.querySelectorAll("#time svg g")].map((bar) => bar.getBBox())
+            .map((box) => [box.x, box.x + box.width]),
         histograms: [...document.querySelectorAll("#distributions svg")].length,
     };
 """
@@ -36,8 +40,8 @@ LOOK = """
 
 async def test_every_view_of_two_runs_side_by_side(tmp_path):
     """Numbers of the page against those that went in; the picture is not empty."""
-    first = write_run(tmp_path / "first", steps=12, samples=16)
-    second = write_run(tmp_path / "second", steps=6, samples=16, seed=1)
+    first = write_run(tmp_path / "first", steps=12, samples=16, resumed_after=(4,))
+    second = write_run(tmp_path / "second", steps=6, samples=16, seed=1, resumed_after=(2, 3))
     assert main([str(first), str(second), "-o", str(tmp_path / "both.html")]) == 0
     async with tab(tmp_path / "profile") as page:
         await page.open(tmp_path / "both.html")
@@ -48,6 +52,11 @@ async def test_every_view_of_two_runs_side_by_side(tmp_path):
     assert seen["charts"] >= 6
     assert seen["phases"] > 20
     assert seen["histograms"] >= 4
+    curves, (bars, timeline) = seen["resumed"]
+    assert max(map(len, curves)) == 3  # those of both runs
+    (at,) = bars  # of the first run, whose phases are shown, between its fourth and its fifth step
+    assert seen["bars"][3][1] < at < seen["bars"][4][0]
+    assert len(timeline) == 0  # of which four steps from the middle are shown
     assert seen["outside"] == 8  # a tool's tokens are told apart
     for words in (
         "first",
@@ -59,6 +68,9 @@ async def test_every_view_of_two_runs_side_by_side(tmp_path):
         "3 turns, 1 by tools",
         "weight version 0",
         "tool",
+        "after step 4, 2001-09-09 01:47 UTC",
+        "2 times, last after step 3, 2001-09-09 01:47 UTC",
+        "resumes of second",
     ):
         assert words in seen["words"], words
     with Image.open(tmp_path / "page.png") as picture:

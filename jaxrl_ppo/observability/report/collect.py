@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_ppo.observability.files import read_json_lines
 from jaxrl_ppo.observability.run_folder import RunFolder, read_metrics
 from jaxrl_ppo.observability.samples import step_of
-from jaxrl_ppo.observability.timeline import read_marks, read_spans
+from jaxrl_ppo.observability.timeline import RESUMED, read_marks, read_spans
 
 # What a row of samples is called in the page's data, to keep 100,000 of them small.
 TEXT_KEYS = {
@@ -86,8 +86,8 @@ def _metric_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | No
 
 
 def _spans(path: Path) -> dict[str, Any]:
-    """Spans as columns, and marks (faults); times in milliseconds since the first span."""
-    spans = read_spans(path)
+    """Spans as columns, marks (faults) and resumes; times in milliseconds since the first span."""
+    spans, marks = read_spans(path), read_marks(path)
     tracks = sorted({span.track for span in spans})
     names = sorted({span.name for span in spans})
     first = min((span.start for span in spans), default=0.0)
@@ -101,7 +101,13 @@ def _spans(path: Path) -> dict[str, Any]:
         "step": [span.step for span in spans],
         "marks": [
             {"at": round((mark.start - first) * 1e3), "name": mark.name, "step": mark.step, "args": mark.args}
-            for mark in read_marks(path)
+            for mark in marks
+            if mark.track != RESUMED
+        ],
+        "resumes": [
+            {"at": round((mark.start - first) * 1e3), "step": mark.step, "time": round(mark.start)}
+            for mark in marks
+            if mark.track == RESUMED
         ],
     }
 

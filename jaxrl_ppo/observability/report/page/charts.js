@@ -33,6 +33,12 @@ function frame(x0, x1, y0, y1, { width = WIDTH, height = HEIGHT, name = "" } = {
   return { svg, x, y, height, width };
 }
 
+// An upright dashed line between the step that a run was resumed after and the next.
+function resumeLine({ svg, x, height }, one, paint) {
+  const at = x(one.step + 0.5);
+  svg.append(shape("line", { class: "resumed", x1: at, x2: at, y1: TOP, y2: height - BOTTOM, style: `stroke:${paint}` }));
+}
+
 function smoothed(values, weight) {
   let mean = null;
   return values.map((value) => {
@@ -56,7 +62,7 @@ function thinned(steps, values) {
   return kept;
 }
 
-// series: [{name, paint, steps, values, low?, high?}]; null when there is nothing to draw.
+// series: [{name, paint, steps, values, low?, high?, resumes?}]; null when there is nothing to draw.
 function lineChart(title, series, { smooth = 0 } = {}) {
   series = series.filter((one) => one.values.some((value) => value !== null));
   if (!series.length) return null;
@@ -64,9 +70,14 @@ function lineChart(title, series, { smooth = 0 } = {}) {
   const bands = series.flatMap((one) => (one.low ? [...one.low, ...one.high] : [])).filter((value) => value !== null);
   const heights = [...lines.flatMap((points) => points.map((point) => point[1])), ...bands];
   const firsts = lines.map((points) => points[0][0]), lasts = lines.map((points) => points.at(-1)[0]);
-  const { svg, x, y, height } = frame(
-    Math.min(...firsts), Math.max(...lasts),
+  const first = Math.min(...firsts), last = Math.max(...lasts);
+  const chart = frame(
+    first, last,
     heights.reduce((a, b) => Math.min(a, b)), heights.reduce((a, b) => Math.max(a, b)), { name: title });
+  const { svg, x, y, height } = chart;
+  const resumes = series.flatMap((one) => (one.resumes ?? []).filter((resume) => resume.step >= first && resume.step < last)
+    .map((resume) => ({ ...resume, name: one.name, paint: one.paint })));
+  for (const resume of resumes) resumeLine(chart, resume, resume.paint);
   lines.forEach((points, i) => {
     const one = series[i];
     if (one.low) {
@@ -91,7 +102,8 @@ function lineChart(title, series, { smooth = 0 } = {}) {
     cross.setAttribute("x1", x(near[0].step));
     cross.setAttribute("x2", x(near[0].step));
     cross.setAttribute("visibility", "visible");
-    return [`step ${near[0].step}`, ...near.map((found) => `${series.length > 1 ? `${found.name}: ` : ""}${number(found.value)}`)].join("\n");
+    return [`step ${near[0].step}`, ...near.map((found) => `${series.length > 1 ? `${found.name}: ` : ""}${number(found.value)}`),
+      ...resumes.filter((one) => Math.abs(x(one.step + 0.5) - x(at)) < 5).map((one) => `${series.length > 1 ? `${one.name} ` : ""}resumed ${resumed(one)}`)].join("\n");
   });
   svg.addEventListener("pointerleave", () => cross.setAttribute("visibility", "hidden"));
   return element("div", { class: "card" }, element("h3", {}, title), svg);

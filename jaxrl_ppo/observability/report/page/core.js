@@ -44,6 +44,11 @@ function percent(share) {
   return `${Math.round(share * 100)} %`;
 }
 
+// A resume as words.
+function resumed(one) {
+  return `after step ${one.step}, ${new Date(one.time * 1e3).toISOString().slice(0, 16).replace("T", " ")} UTC`;
+}
+
 function colour(run) {
   return `var(--r${run % 6})`;
 }

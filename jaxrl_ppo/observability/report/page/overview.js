@@ -39,12 +39,23 @@ function drawOverview() {
   row("optimizer steps skipped", (run) => (run.metrics["actor/skipped_updates"] ? String(sum(run.metrics["actor/skipped_updates"])) : "–"));
   row("folder", (run) => run.folder);
   row("faults", (run) => (run.spans.marks.length ? String(run.spans.marks.length) : "–"));
-  const faults = runs.filter((run) => run.spans.marks.length).map((run) => element("details", { class: "card wide" },
-    element("summary", {}, `faults of ${run.name}`), element("table", {}, element("tbody", {}, ...run.spans.marks.map((mark) => element("tr", {},
-      element("td", {}, mark.step === null ? `after ${seconds(mark.at / 1e3)}` : `step ${mark.step}`), element("td", {}, mark.name),
-      element("td", {}, Object.entries(mark.args).map(([key, value]) => (key === "message" ? value : `${key}: ${value}`)).join(", "))))))));
+  row("resumed", (run) => {
+    const count = run.spans.resumes.length;
+    return count > 1 ? `${count} times, last ${resumed(run.spans.resumes.at(-1))}` : count ? resumed(run.spans.resumes[0]) : "–";
+  });
+  const faults = listed("faults", (run) => run.spans.marks.map((mark) => [
+    mark.step === null ? `after ${seconds(mark.at / 1e3)}` : `step ${mark.step}`, mark.name,
+    Object.entries(mark.args).map(([key, value]) => (key === "message" ? value : `${key}: ${value}`)).join(", ")]));
+  const resumes = listed("resumes", (run) => (run.spans.resumes.length > 1 ? run.spans.resumes.map((one) => [resumed(one)]) : []));
   return [element("div", { class: "card wide" }, element("table", { class: "headlines" }, element("thead", {}, head), element("tbody", {}, ...body)),
-    element("p", { class: "faint" }, "first → last value of the run")), ...faults];
+    element("p", { class: "faint" }, "first → last value of the run")), ...resumes, ...faults];
+}
+
+// For each run that has any, a table to be opened; `rows` gives a run's, as lists of words.
+function listed(what, rows) {
+  return runs.filter((run) => rows(run).length).map((run) => element("details", { class: "card wide" },
+    element("summary", {}, `${what} of ${run.name}`), element("table", {}, element("tbody", {},
+      ...rows(run).map((cells) => element("tr", {}, ...cells.map((words) => element("td", {}, words))))))));
 }
 
 function change(run, name) {
@@ -72,7 +83,7 @@ function drawCurves() {
     const part = curves.filter.toLowerCase();
     const wanted = curves.all || part ? names.filter((name) => name.toLowerCase().includes(part)) : main;
     const cards = wanted.map((name) => lineChart(name, runs
-      .map((run, i) => ({ name: run.name, paint: colour(i), steps: run.steps, values: run.metrics[name] ?? [], run: i }))
+      .map((run, i) => ({ name: run.name, paint: colour(i), steps: run.steps, values: run.metrics[name] ?? [], run: i, resumes: run.spans.resumes }))
       .filter((one) => shown.has(one.run)), { smooth: curves.smooth })).filter((card) => card);
     grid.replaceChildren(...(cards.length ? cards : [nothing(shown.size ? "No metric has this in its name." : "No run is chosen.")]));
   };
@@ -86,7 +97,8 @@ function drawCurves() {
       curves.all = !curves.all;
       event.target.setAttribute("aria-pressed", curves.all);
       draw();
-    } }, `all ${names.length} metrics`)), grid];
+    } }, `all ${names.length} metrics`),
+    runs.some((run) => run.spans.resumes.length) ? element("span", { class: "faint" }, "dashed upright line: resumed there") : null), grid];
 }
 
 // "key.path" → value of a block-style YAML text, good enough to compare two runs of one program.

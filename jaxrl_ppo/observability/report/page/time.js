@@ -41,9 +41,10 @@ function phaseBars(run, redraw) {
   const generation = phases.find(([name]) => name === "generation")?.[1];
   const height = (i) => Math.max(whole[i], generation?.[i] ?? 0, stacked.reduce((total, [, values]) => total + (values[i] ?? 0), 0));
   const width = 1400, tall = 220;
-  const { svg, x, y } = frame(run.steps[picked[0]] - 0.5, run.steps[picked.at(-1)] + 0.5, 0,
-    Math.max(...picked.map(height)), { width, height: tall, name: "seconds of each phase, by step" });
-  const each = Math.min(40, (width - LEFT - RIGHT) / (run.steps[picked.at(-1)] - run.steps[picked[0]] + 1));
+  const first = run.steps[picked[0]], last = run.steps[picked.at(-1)];
+  const chart = frame(first - 0.5, last + 0.5, 0, Math.max(...picked.map(height)), { width, height: tall, name: "seconds of each phase, by step" });
+  const { svg, x, y } = chart;
+  const each = Math.min(40, (width - LEFT - RIGHT) / (last - first + 1));
   for (const i of picked) {
     const step = run.steps[i], left = x(step) - each * 0.42, group = shape("g", { style: "cursor:pointer" });
     const bar = (from, to, at, wide, paint) => group.append(shape("rect", { x: at, y: y(to), width: Math.max(1, wide), height: Math.max(0, y(from) - y(to)), style: `fill:${paint}` }));
@@ -60,8 +61,12 @@ function phaseBars(run, redraw) {
       .map(([name, values]) => `${name} ${seconds(values[i])}`), "click: show in the timeline"].join("\n"));
     svg.append(group);
   }
+  for (const one of run.spans.resumes.filter(({ step }) => step >= first - 1 && step <= last)) {
+    resumeLine(chart, one, "var(--text)");
+    tip(svg.lastChild, () => `resumed ${resumed(one)}`);
+  }
   const used = Object.keys(PHASES).filter((name) => phases.some(([phase, values]) => phase === name && values.some((value) => value)));
-  return element("div", { class: "card wide" }, element("h3", {}, "Seconds of each phase, by step (left bar: generation; right bar: the rest; line: the whole step; what runs beside something else is in both)"), svg,
+  return element("div", { class: "card wide" }, element("h3", {}, "Seconds of each phase, by step (left bar: generation; right bar: the rest; line: the whole step; what runs beside something else is in both; dashed upright line: resumed there)"), svg,
     legend(used.map((name) => [name, phasePaint(name)])));
 }
 
@@ -113,6 +118,11 @@ function timeline(run, redraw) {
     tip(line, () => `fault: ${mark.name}`);
     svg.append(line);
   }
+  for (const one of spans.resumes.filter(({ at }) => at >= from && at <= to)) {
+    const line = shape("line", { class: "resumed", x1: x(one.at), x2: x(one.at), y1: 0, y2: tall - 20, style: "stroke:var(--text)" });
+    tip(line, () => `resumed ${resumed(one)}`);
+    svg.append(line);
+  }
   const cut = (keep) => visible.filter(keep).map((i) => [Math.max(from, spans.start[i]), Math.min(to, spans.start[i] + spans.length[i])]);
   const generating = union(cut((i) => spans.tracks[spans.track[i]].split("/")[0] === "generation"));
   const training = union(cut((i) => TRAINING.includes(spans.tracks[spans.track[i]])));
@@ -122,7 +132,7 @@ function timeline(run, redraw) {
   const spanInput = element("input", { type: "number", min: 1, max: 40, value: time.span,
     onchange: (event) => { time.span = Math.min(40, Math.max(1, Number(event.target.value) || 1)); redraw(false); } });
   return element("div", { class: "card wide" },
-    element("h3", {}, "Timeline (numbers: the batch a phase works on; red lines: faults)"),
+    element("h3", {}, "Timeline (numbers: the batch a phase works on; red lines: faults; dashed: resumed there)"),
     element("div", { class: "controls" }, element("label", {}, "from step", slider, String(time.timelineStep)), element("label", {}, "steps", spanInput),
       element("span", { class: "faint" }, `in this window: generation ${share(generating)}, training ${share(training)}, both at once ${share(common(generating, training))} of the time`)),
     svg);
