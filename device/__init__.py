@@ -16,6 +16,7 @@ from device.detect import (
     require_plugin,
     visible_environment,
 )
+from device.install import pip_install
 from device.kinds import KINDS, Capabilities, DeviceError, capabilities, jax_environment
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "jax_environment",
     "kind_in_cluster",
     "local_devices",
+    "pip_install",
     "require_plugin",
     "visible_environment",
 ]

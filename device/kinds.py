@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from device.install import pip_install
+
 EMULATE = "JAXRL_PPO_EMULATE"
 KINDS = ("cuda", "rocm", "npu", "tpu", "cpu")
 
@@ -45,7 +47,7 @@ _CAPABILITIES = {
         attention="cudnn",
         dtypes=("bfloat16", "float16", "float32"),
         memory_kinds=("device", "pinned_host"),
-        install="pip install 'jaxrl-ppo[cuda]'",
+        install=pip_install("cuda"),
     ),
     "rocm": Capabilities(
         "rocm",
@@ -78,7 +80,7 @@ _CAPABILITIES = {
         attention="splash",
         dtypes=("bfloat16", "float32"),
         memory_kinds=("device", "pinned_host"),
-        install="pip install 'jaxrl-ppo[tpu]'",
+        install=pip_install("tpu"),
     ),
     "cpu": Capabilities(
         "cpu",

