@@ -103,14 +103,16 @@ def start_ray(config: Config) -> None:
                 **local,
             )
             return
-        except Exception as error:  # of no narrower type: Ray gives its own processes half a minute
+        except BaseException as error:  # Ctrl-C and SIGTERM are others
+            started = set(psutil.Process().children(recursive=True)) - before
+            ray.shutdown()
+            for process in started:  # which Ray has forgotten, or which have not yet come to see that they are alone
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            # An Exception of no narrower type: Ray gives its own processes half a minute.
             if not local or "timed out during startup" not in str(error) or attempt == START_ATTEMPTS - 1:
                 raise
             print("Ray did not start within its half minute: the machine is busy; once more", flush=True)
-            ray.shutdown()
-            for process in set(psutil.Process().children(recursive=True)) - before:  # which Ray has forgotten
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
 
 
 def run_ppo(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 from pathlib import Path
@@ -40,20 +41,28 @@ def test_ctrl_c_and_sigterm_ask_the_run_to_stop_and_a_further_ctrl_c_ends_it():
             signal.signal(number, handler)
 
 
-def test_what_a_ray_that_did_not_start_has_left_is_ended_before_the_next_attempt(monkeypatch):
+@pytest.mark.parametrize(
+    ("ended_by", "then"),
+    [
+        (Exception("The node with node ID: 1 timed out during startup."), contextlib.nullcontext()),  # Ray's own
+        (KeyboardInterrupt(), pytest.raises(KeyboardInterrupt)),
+    ],
+)
+def test_what_a_ray_that_did_not_start_has_left_is_ended(monkeypatch, ended_by, then):
     started = []
 
     def init(**arguments):
         if started:
             return
         started.append(subprocess.Popen(["sleep", "600"]))
-        raise Exception("The node with node ID: 1 timed out during startup.")  # of no narrower type, as Ray's own
+        raise ended_by
 
     monkeypatch.setattr(launch.ray, "init", init)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     other = subprocess.Popen(["sleep", "600"])
     try:
-        launch.start_ray(Config())
+        with then:
+            launch.start_ray(Config())
         assert started[0].wait(timeout=10) == -signal.SIGKILL
         assert other.poll() is None
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401 - numpy learns "bfloat16" from it
 import numpy as np
+import psutil
 import pytest
 import yaml
 from safetensors.numpy import load_file
@@ -168,10 +169,13 @@ def test_told_to_stop_it_saves_and_what_is_complete_is_exported(command, tmp_pat
     settings = ("trainer.mode=one_step_off", *RESUMED, "trainer.save_freq=3")
     process = command.start(*settings)
     wait_for(command.folder / "samples" / "rollout_000001.jsonl", process)
-    process.terminate()  # as a scheduler does before it takes the machine away
+    started = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 143, output
+    assert process.returncode == 130, output
+    assert "asked to stop" in output
     assert "stopped after step" in output
+    assert psutil.wait_procs(started, timeout=60)[1] == []
     assert (command.folder / "latest_checkpointed_iteration.txt").read_text() in ("1", "2", "3")
 
     refused = command.run(*settings, "actor_rollout_ref.model.custom_chat_template='{{messages}}'", code=1)
