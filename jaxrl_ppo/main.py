@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import difflib
 import importlib
+import logging
 import os
 import re
 import signal
@@ -133,6 +134,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 def check_and_run(composed: DictConfig) -> None:
     """One run of the configuration that Hydra has composed."""
     signal.signal(signal.SIGTERM, stop_at_once)
+    show_warnings()
     try:
         overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         try:
@@ -158,6 +160,13 @@ def check_and_run(composed: DictConfig) -> None:
         print(error, file=sys.stderr)
         sys.exit(BAD_CONFIGURATION)
     run_ppo(checked.config)
+
+
+def show_warnings() -> None:
+    """Have what the package warns of in this process look as on a run's console, without Hydra's prefix."""
+    handler, logger = logging.StreamHandler(sys.stdout), logging.getLogger("jaxrl_ppo")
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logger.handlers, logger.propagate = [handler], False
 
 
 def steps_known(config: Config) -> int | None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+SLOW_IMPORT_S = 5.0  # an import is told of after this, and again whenever it has lasted four times as long
 
 
 class UserCodeError(Exception):
@@ -46,11 +52,31 @@ def load_file(path: str, key: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with telling_when_slow(f"{file} ({key})"):
+            spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise UserCodeError(f"{key}: {describe(error, file)}") from error
     return module
+
+
+@contextlib.contextmanager
+def telling_when_slow(what: str, at_most_s: float | None = None) -> Iterator[None]:
+    """Warn, from a thread, that `what` is still importing where the block takes long; `at_most_s` is its deadline."""
+    limit = "" if at_most_s is None else f" of {at_most_s:g} s at most"
+    over = threading.Event()
+
+    def tell() -> None:
+        waited, told = 0.0, SLOW_IMPORT_S
+        while not over.wait(told - waited):
+            log.warning(f"still importing, after {told:g}{limit or ' s'}: {what}")
+            waited, told = told, 4 * told
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextlib.contextmanager

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from jaxrl_ppo.rewards.methods import Call, MethodSpec
 from jaxrl_ppo.rewards.process import START_TIMEOUT_S, CallHung, ProcessDied, RewardProcess
 from jaxrl_ppo.rewards.results import Result, RewardError, failed
 from jaxrl_ppo.rewards.wire import Setup
+from jaxrl_ppo.user_code import telling_when_slow
 
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 64  # in one process, of a coroutine function or in a batch
 START_ATTEMPTS = 3  # of processes that are killed before they are ready
 START_PAUSE_S = 0.5  # before the second attempt; twice that before the third
-SLOW_START_S = 5.0  # a process's start is told of after this, and again whenever it has lasted four times as long
 ALL_HUNG = 16  # calls that hang, and none ever answered: so would all the others
 
 
@@ -115,7 +114,7 @@ class RewardPool:
     async def _start_process(self) -> RewardProcess:
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
-                async with self._telling_when_slow():
+                with telling_when_slow(self._setup.method.code, START_TIMEOUT_S):
                     process = await RewardProcess.start(self._setup)
                 break
             except ProcessDied as died:
@@ -125,23 +124,6 @@ class RewardPool:
                 await asyncio.sleep(attempt * START_PAUSE_S)
         self._started = {p for p in self._started if not p.ended} | {process}
         return process
-
-    @contextlib.asynccontextmanager
-    async def _telling_when_slow(self) -> AsyncIterator[None]:
-        async def tell() -> None:
-            waited, told = 0.0, SLOW_START_S
-            while True:
-                await asyncio.sleep(told - waited)
-                waited, told = told, 4 * told
-                log.warning(
-                    f"still importing, after {waited:g} of {START_TIMEOUT_S:g} s at most: {self._setup.method.code}"
-                )
-
-        telling = asyncio.create_task(tell())
-        try:
-            yield
-        finally:
-            telling.cancel()
 
     async def _process_with_room(self) -> RewardProcess:
         """A process with room for a call, which its caller makes before anyone else runs."""

@@ -13,6 +13,7 @@ import dataclasses
 import faulthandler
 import inspect
 import json
+import logging
 import os
 import pickle
 import queue
@@ -27,7 +28,7 @@ from jaxrl_ppo.guard import guard
 from jaxrl_ppo.rewards.methods import Call, Method
 from jaxrl_ppo.rewards.results import Result, WrongResult, failed, from_exception
 from jaxrl_ppo.rewards.wire import HEADER, Setup
-from jaxrl_ppo.user_code import UserCodeError
+from jaxrl_ppo.user_code import UserCodeError, telling_when_slow
 
 
 class Link:
@@ -64,6 +65,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks a call that hangs where it does
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     setup: Setup = link.receive()
+    logging.getLogger(telling_when_slow.__module__).disabled = True  # the parent tells how long this takes
     try:
         method = Method(setup.method)
     except UserCodeError as error:

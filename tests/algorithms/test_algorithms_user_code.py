@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from algorithm_cases import assert_close, settings, token_case
 
+from jaxrl_ppo import user_code
 from jaxrl_ppo.algorithms import registry
 from jaxrl_ppo.algorithms.advantages import AdvantageInputs, advantage_function, find_advantage
 from jaxrl_ppo.algorithms.policy_losses import PolicyLossInputs, compute_policy_loss, find_policy_loss
@@ -209,3 +210,17 @@ def test_a_taken_name_is_refused(user_file):
     """)
     with pytest.raises(UserCodeError, match=r"the name 'grpo' is already taken by jaxrl_ppo\..*line 4"):
         find_advantage(f"{path}:f")
+
+
+def test_a_file_that_takes_long_to_import_is_told_with_its_key(user_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "SLOW_IMPORT_S", 0.05)
+    told = tmp_path / "told"
+    monkeypatch.setattr(user_code.log, "warning", told.write_text)
+    path = user_file(f"""
+        import pathlib, time
+        while not (told := pathlib.Path({str(told)!r})).exists() or not told.read_text():
+            time.sleep(0.01)
+        def mine(inputs, config): return None
+    """)
+    find_advantage(f"{path}:mine")
+    assert told.read_text() == f"still importing, after 0.05 s: {path} (algorithm.adv_estimator={path}:mine)"

@@ -12,7 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
+from jaxrl_ppo import user_code
 from jaxrl_ppo.rewards import RewardError, pool
+from jaxrl_ppo.rewards.process import RewardProcess
 from jaxrl_ppo.schema.records import Prompt, Sample
 
 
@@ -31,6 +33,17 @@ async def score_all(manager, tokenizer, texts, prompt=None):
     samples = [make_sample(tokenizer, text, index) for index, text in enumerate(texts)]
     await asyncio.gather(*(manager.score(prompt or make_prompt(), sample) for sample in samples))
     return samples
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The deadline is for the calls that hang; others have all the time that a busy machine takes for them."""
+    call = RewardProcess.call
+
+    async def deadline_where_it_hangs(process, one, timeout_s):
+        return await call(process, one, timeout_s if one.solution_str in ("hang", "sleep", "block") else 600)
+
+    monkeypatch.setattr(RewardProcess, "call", deadline_where_it_hangs)
 
 
 async def test_arguments_and_result(started, tokenizer, function_file):
@@ -113,7 +126,7 @@ FAULTS = """
         ("noscore", "type", "the reward function returned 'score': None, a NoneType"),
     ],
 )
-async def test_a_fault_costs_one_sample(started, tokenizer, function_file, text, kind, message):
+async def test_a_fault_costs_one_sample(started, patient, tokenizer, function_file, text, kind, message):
     async with started(function_file(FAULTS), timeout_s=1.0 if kind == "timeout" else 60.0) as manager:
         samples = await score_all(manager, tokenizer, ["good", text, "good", "good", "good"])
         assert [sample.reward for sample in samples] == [1, 0, 1, 1, 1]
@@ -174,16 +187,19 @@ async def test_the_report_is_of_the_batch_in_whatever_order_its_calls_end(starte
 
 async def test_a_fault_in_a_process_of_many_coroutines_costs_one_sample(started, tokenizer, function_file):
     path = function_file("""
-        import asyncio, os, time
+        import asyncio, os
+        all_came = asyncio.Event()
         async def compute_score(data_source, solution_str, ground_truth, extra_info):
-            await asyncio.sleep(0.3)
             if solution_str == "crash": os._exit(1)
-            if solution_str == "wait": await asyncio.sleep(1000)
+            if solution_str == "wait":
+                all_came.set()
+                await asyncio.sleep(1000)
             if solution_str == "raise": raise KeyError("x")
+            if solution_str == "together": await all_came.wait()
             return {"score": 1.0, "pid": os.getpid()}
     """)
     async with started(path, timeout_s=2.0, num_workers=1) as manager:
-        samples = await score_all(manager, tokenizer, ["good"] * 20 + ["wait", "raise"])
+        samples = await score_all(manager, tokenizer, ["together"] * 20 + ["wait", "raise"])
         assert [sample.reward for sample in samples] == [1] * 20 + [0, 0]
         assert len({sample.reward_parts["pid"] for sample in samples[:20]}) == 1  # all in one process, at the same time
         report = manager.batch_report("step 1")
@@ -193,7 +209,9 @@ async def test_a_fault_in_a_process_of_many_coroutines_costs_one_sample(started,
         assert manager.batch_report("step 1")["reward/failures/crash"] == 1
 
 
-async def test_a_coroutine_that_blocks_is_ended_with_its_process(started, tokenizer, function_file, monkeypatch):
+async def test_a_coroutine_that_blocks_is_ended_with_its_process(
+    started, patient, tokenizer, function_file, monkeypatch
+):
     from jaxrl_ppo.rewards import process
 
     monkeypatch.setattr(process, "GRACE_S", 0.5)
@@ -252,7 +270,7 @@ CHILD = """
 """
 
 
-async def test_processes_and_their_children_end_with_the_pool(started, tokenizer, function_file, tmp_path):
+async def test_processes_and_their_children_end_with_the_pool(started, patient, tokenizer, function_file, tmp_path):
     for text in ("hang", "good"):
         async with started(function_file(CHILD), timeout_s=1.0) as manager:
             file = tmp_path / text
@@ -381,7 +399,7 @@ async def test_a_process_has_no_accelerator_and_no_jax(started, tokenizer, funct
         assert (sample.reward, sample.reward_parts["cpu"]) == (0, 1)
 
 
-async def test_a_lost_process_is_told_once(started, tokenizer, function_file):
+async def test_a_lost_process_is_told_once(started, patient, tokenizer, function_file):
     faults = []
     async with started(function_file(FAULTS), timeout_s=1.0) as manager:
         manager.report_faults(lambda name, message: faults.append((name, message)))
@@ -400,7 +418,7 @@ async def test_a_lost_process_is_told_once(started, tokenizer, function_file):
         )
 
 
-async def test_functions_that_always_hang_end_the_run_early(started, tokenizer, function_file, monkeypatch):
+async def test_functions_that_always_hang_end_the_run_early(started, patient, tokenizer, function_file, monkeypatch):
     monkeypatch.setattr(pool, "ALL_HUNG", 3)
     async with started(function_file(FAULTS), timeout_s=0.2, num_workers=3) as manager:
         with pytest.raises(RewardError) as caught:
@@ -417,7 +435,7 @@ async def test_functions_that_always_hang_end_the_run_early(started, tokenizer, 
 
 
 async def test_a_slow_import_is_told_with_its_key(started, function_file, monkeypatch, caplog):
-    monkeypatch.setattr(pool, "SLOW_START_S", 0.2)
+    monkeypatch.setattr(user_code, "SLOW_IMPORT_S", 0.2)
     path = function_file("import time; time.sleep(1)\ndef compute_score(**call): return 1.0\n")
     async with started(path):
         pass
@@ -442,4 +460,8 @@ async def test_an_idle_process_that_is_killed_is_told_and_replaced(started, toke
         assert second.reward_parts["pid"] != first.reward_parts["pid"]
     ((name, message),) = faults  # seen before the next call, or by it
     assert name == "reward_worker_lost"
-    assert re.fullmatch("(a reward process ended while it had no call|.* killed by SIGKILL): it is replaced", message)
+    assert re.fullmatch(
+        "a reward process ended while it had no call: it is replaced|"
+        ".* killed by SIGKILL: it is replaced; the call was of compute_score .* for prompt 7, sample 0, .*",
+        message,
+    )
