@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl_ppo.rewards import RewardManager
+from jaxrl_ppo.rewards.process import RewardProcess
 from jaxrl_ppo.schema.config import Config
 
 
@@ -52,3 +53,14 @@ def started(tokenizer):
             await manager.close()
 
     return manager
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The deadline is for the calls that hang; others have all the time that a busy machine takes for them."""
+    call = RewardProcess.call
+
+    async def deadline_where_it_hangs(process, one, timeout_s):
+        return await call(process, one, timeout_s if one.solution_str in ("hang", "sleep", "block") else 600)
+
+    monkeypatch.setattr(RewardProcess, "call", deadline_where_it_hangs)
